@@ -1,0 +1,1 @@
+#include "quaver/model.h"
