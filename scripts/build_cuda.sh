@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Compiles all CUDA for sm_90a (no GPU needed) and judges the result: scripts/check_cuda.py.
+# Usage: scripts/build_cuda.sh   (after scripts/setup.sh)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=${QUAVER_TOOLS:-.venv/bin}
+nvcc=$(scripts/cuda_compiler.sh)
+log=build/cuda/build.log
+
+cmake --preset cuda -DCMAKE_CUDA_COMPILER="$nvcc" > /dev/null
+cmake --build --preset cuda --clean-first > "$log" 2>&1 || { grep -E 'error|warning' "$log" >&2 || tail -n 40 "$log" >&2; exit 1; }
+mapfile -t objects < <(find build/cuda/src -name '*.cu.o')
+"$bin/python" scripts/check_cuda.py "$log" "${objects[@]}" --cuobjdump "$(echo "$PWD/$bin"/../lib/python3*/site-packages/nvidia/cu13/bin/cuobjdump)"

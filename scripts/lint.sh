@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Format, static analysis and house rules. Everything that can be checked without running a test.
+# Usage: scripts/lint.sh [--fix]   (after scripts/setup.sh and a configured build/cpu)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=${QUAVER_TOOLS:-.venv/bin}
+
+mapfile -t cxx < <(git ls-files --cached --others --exclude-standard -- '*.h' '*.cuh' '*.cpp' '*.cu')
+if [[ ${1:-} == --fix ]]; then
+  "$bin/clang-format" -i "${cxx[@]}"
+  "$bin/ruff" format .
+  "$bin/ruff" check --fix .
+  exit
+fi
+
+echo "== clang-format"
+"$bin/clang-format" --dry-run -Werror "${cxx[@]}"
+echo "== ruff"
+"$bin/ruff" format --check .
+"$bin/ruff" check .
+echo "== house rules"
+python3 scripts/check_tree.py
+echo "== clang-tidy"
+mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- 'src/*.cpp')
+printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -n 4 "$bin/clang-tidy" -p build/cpu --quiet 2> >(grep -vE 'warnings? generated|^$' >&2)
