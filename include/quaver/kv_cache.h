@@ -136,7 +136,7 @@ class HostKvCache {
 
  private:
   struct Unmap {
-    size_t bytes = 0;
+    size_t bytes;
     void operator()(std::byte* memory) const noexcept;
   };
   [[nodiscard]] TensorView slab(int index);
