@@ -1,0 +1,229 @@
+#include "kv_cache/manager.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace quaver {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// The first position that a query at `position` sees: a window of W keys counts the query itself.
+int64_t first_visible(int64_t position, int window) {
+  return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+}
+
+}  // namespace
+
+KvManager::KvManager(CachePlan plan, int64_t num_pages, bool prefix_caching, PrefixIndex::HashFunction hash)
+    : plan_(std::move(plan)),
+      pool_(num_pages),
+      prefix_caching_(prefix_caching),
+      index_(plan_.largest_page_tokens, num_pages, hash) {
+  int pages = 0;
+  for (const CacheGroup& group : plan_.groups) {
+    first_page_.push_back(pages);
+    pages += plan_.largest_page_tokens / group.layout.page_size;
+  }
+  first_page_.push_back(pages);
+}
+
+int64_t KvManager::match_prefix(SequencePages& sequence, std::span<const int32_t> prompt, std::string_view salt) {
+  check(sequence.num_tokens == 0, "tokens of the sequence ", sequence.num_tokens, ": expected 0 before a prefix match");
+  sequence.tables.assign(plan_.groups.size(), {});
+  sequence.salt = salt;
+  sequence.num_committed = 0;
+  sequence.committed = {};
+  if (!prefix_caching_ || prompt.empty()) return 0;
+
+  const auto block_tokens = static_cast<size_t>(plan_.largest_page_tokens);
+  const size_t most = (prompt.size() - 1) / block_tokens;
+  std::vector<const PrefixIndex::Block*> chain;
+  std::vector<int64_t> cached_run(plan_.groups.size(), 0);  // by group: cached tokens without a gap, up to here
+  size_t matched = 0;
+  PrefixIndex::Link link{};
+  while (chain.size() < most) {
+    const auto* block = index_.find(link, prompt.subspan(chain.size() * block_tokens, block_tokens), salt);
+    if (block == nullptr) break;
+    chain.push_back(block);
+    link = block->link;
+    const auto end = static_cast<int64_t>(chain.size() * block_tokens);
+    bool usable = true;
+    for (size_t g = 0; g < plan_.groups.size(); ++g) {
+      for (int i = first_page_[g]; i < first_page_[g + 1]; ++i) {
+        const bool cached = block->pages[static_cast<size_t>(i)] >= 0;
+        cached_run[g] = cached ? cached_run[g] + plan_.groups[g].layout.page_size : 0;
+      }
+      usable = usable && end - cached_run[g] <= first_visible(end, plan_.groups[g].window);
+    }
+    if (usable) matched = chain.size();
+  }
+  if (matched == 0) return 0;
+
+  sequence.num_tokens = static_cast<int64_t>(matched * block_tokens);
+  sequence.num_committed = sequence.num_tokens;
+  sequence.committed = chain[matched - 1]->link;
+  for (size_t g = 0; g < plan_.groups.size(); ++g) {
+    const CacheGroup& group = plan_.groups[g];
+    const int64_t first_page = first_visible(sequence.num_tokens, group.window) / group.layout.page_size;
+    std::vector<int32_t>& table = sequence.tables[g];
+    for (size_t b = 0; b < matched; ++b) {
+      for (int i = first_page_[g]; i < first_page_[g + 1]; ++i) {
+        const bool visible = std::ssize(table) >= first_page;
+        table.push_back(visible ? chain[b]->pages[static_cast<size_t>(i)] : -1);
+        if (visible) pool_.retain(table.back());
+      }
+    }
+  }
+  return sequence.num_tokens;
+}
+
+KvManager::Change KvManager::change(const SequencePages& sequence, size_t group, int64_t num_new) const {
+  const int64_t page_size = plan_.groups[group].layout.page_size;
+  const bool has_table = group < sequence.tables.size();
+  const int64_t num_pages = has_table ? std::ssize(sequence.tables[group]) : 0;
+  Change change;
+  change.first_visible_page = first_visible(sequence.num_tokens, plan_.groups[group].window) / page_size;
+  change.new_pages = ceil_div(sequence.num_tokens + num_new, page_size) - num_pages;
+  change.copy_last =
+      num_new > 0 && sequence.num_tokens % page_size != 0 && pool_.reference_count(sequence.tables[group].back()) > 1;
+  return change;
+}
+
+int64_t KvManager::pages_short(const SequencePages& sequence, int64_t num_new) const {
+  check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
+  int64_t needed = 0;
+  int64_t available = pool_.num_free();
+  for (size_t g = 0; g < plan_.groups.size(); ++g) {
+    const Change planned = change(sequence, g, num_new);
+    needed += planned.new_pages + (planned.copy_last ? 1 : 0);
+    if (sequence.tables.empty()) continue;
+    const std::vector<int32_t>& table = sequence.tables[g];
+    for (int64_t i = planned.first_visible_page - 1; i >= 0 && table[static_cast<size_t>(i)] >= 0; --i) {
+      if (pool_.reference_count(table[static_cast<size_t>(i)]) == 1) ++available;
+    }
+  }
+  return std::max<int64_t>(0, needed - available);
+}
+
+bool KvManager::can_append(const SequencePages& sequence, int64_t num_new) const {
+  return pages_short(sequence, num_new) == 0;
+}
+
+int32_t KvManager::take_page() {
+  const int32_t page = pool_.allocate();
+  index_.forget_page(page);
+  return page;
+}
+
+std::vector<PageCopy> KvManager::append(SequencePages& sequence, int64_t num_new) {
+  const int64_t missing = pages_short(sequence, num_new);
+  check_as(ErrorKind::kOutOfMemory, missing == 0, "KV pages for ", num_new, " more tokens of a sequence of ",
+           sequence.num_tokens, ": expected ", missing, " more than the ", pool_.num_free(), " free of ",
+           pool_.num_pages());
+  sequence.tables.resize(plan_.groups.size());
+  std::vector<Change> changes;
+  for (size_t g = 0; g < plan_.groups.size(); ++g) changes.push_back(change(sequence, g, num_new));
+  // Pages that left the window go first: the pool may need them.
+  for (size_t g = 0; g < plan_.groups.size(); ++g) {
+    for (int64_t i = changes[g].first_visible_page - 1; i >= 0; --i) {
+      int32_t& page = sequence.tables[g][static_cast<size_t>(i)];
+      if (page < 0) break;
+      pool_.release(page);
+      page = -1;
+    }
+  }
+  std::vector<PageCopy> copies;
+  for (size_t g = 0; g < plan_.groups.size(); ++g) {
+    std::vector<int32_t>& table = sequence.tables[g];
+    if (changes[g].copy_last) {
+      const int32_t shared = std::exchange(table.back(), take_page());
+      pool_.release(shared);
+      copies.push_back({.from = shared, .to = table.back()});
+    }
+    for (int64_t i = 0; i < changes[g].new_pages; ++i) table.push_back(take_page());
+  }
+  sequence.num_tokens += num_new;
+  return copies;
+}
+
+std::vector<int32_t> KvManager::block_pages(const SequencePages& sequence, int64_t block) const {
+  std::vector<int32_t> pages;
+  for (size_t g = 0; g < plan_.groups.size(); ++g) {
+    const int64_t count = first_page_[g + 1] - first_page_[g];
+    const auto first = sequence.tables[g].begin() + block * count;
+    pages.insert(pages.end(), first, first + count);
+  }
+  return pages;
+}
+
+void KvManager::commit(SequencePages& sequence, std::span<const int32_t> tokens) {
+  const auto num_tokens = static_cast<int64_t>(tokens.size());
+  check(num_tokens <= sequence.num_tokens, "committed tokens ", num_tokens, ": expected at most the ",
+        sequence.num_tokens, " of the sequence");
+  if (!prefix_caching_) return;
+  const int64_t block_tokens = plan_.largest_page_tokens;
+  while (sequence.num_committed + block_tokens <= num_tokens) {
+    // The last block may be gone when its pages were another sequence's: then the chain is offered anew.
+    if (!index_.contains(sequence.committed)) {
+      sequence.num_committed = 0;
+      sequence.committed = {};
+    }
+    const auto block = tokens.subspan(static_cast<size_t>(sequence.num_committed), static_cast<size_t>(block_tokens));
+    const PrefixIndex::Link link = index_.add(sequence.committed, block, sequence.salt,
+                                              block_pages(sequence, sequence.num_committed / block_tokens));
+    if (link.id == 0) return;
+    sequence.committed = link;
+    sequence.num_committed += block_tokens;
+  }
+}
+
+void KvManager::slots(const SequencePages& sequence, int group, int64_t first_token, int64_t count,
+                      int64_t* out) const {
+  check(group >= 0 && static_cast<size_t>(group) < plan_.groups.size(), "cache group ", group, ": expected 0 to ",
+        static_cast<int64_t>(plan_.groups.size()) - 1);
+  check(first_token >= 0 && count >= 0 && first_token <= sequence.num_tokens - count, "tokens ", first_token, " to ",
+        first_token + count - 1, ": expected them among the ", sequence.num_tokens, " of the sequence");
+  const int64_t page_size = plan_.groups[static_cast<size_t>(group)].layout.page_size;
+  for (int64_t token = first_token; token < first_token + count; ++token) {
+    const int64_t page = sequence.tables[static_cast<size_t>(group)][static_cast<size_t>(token / page_size)];
+    check(page >= 0, "token ", token, " of cache group ", group, ": expected one that has not left the window");
+    *out++ = page * page_size + token % page_size;
+  }
+}
+
+SequencePages KvManager::fork(const SequencePages& sequence) {
+  SequencePages copy;
+  copy.tables = sequence.tables;
+  copy.num_tokens = sequence.num_tokens;
+  copy.salt = sequence.salt;
+  copy.num_committed = sequence.num_committed;
+  copy.committed = sequence.committed;
+  for (const std::vector<int32_t>& table : copy.tables) {
+    for (const int32_t page : table) {
+      if (page >= 0) pool_.retain(page);
+    }
+  }
+  return copy;
+}
+
+void KvManager::release(SequencePages& sequence) {
+  // Last tokens first, all groups in step: the pool reuses the ends of cached prefixes before their beginnings.
+  const int64_t blocks = ceil_div(sequence.num_tokens, plan_.largest_page_tokens);
+  for (int64_t block = blocks - 1; block >= 0; --block) {
+    for (size_t g = 0; g < sequence.tables.size(); ++g) {
+      const std::vector<int32_t>& table = sequence.tables[g];
+      const int64_t count = first_page_[g + 1] - first_page_[g];
+      for (int64_t i = std::min((block + 1) * count, std::ssize(table)) - 1; i >= block * count; --i) {
+        if (table[static_cast<size_t>(i)] >= 0) pool_.release(table[static_cast<size_t>(i)]);
+      }
+    }
+  }
+  sequence = {};
+}
+
+}  // namespace quaver
