@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 
 #include "quaver/kv_cache.h"
@@ -55,7 +56,7 @@ struct AttentionPlan {
   int max_rows = 0;         ///< query rows (group * q_len) a kv head that the kernel takes; 0: any number
   int split_tokens = 0;     ///< fixed split boundary in tokens (batch-invariant mode); 0: cuts follow the load
   bool promote_qk = false;  ///< FP32 promotion of the QK accumulator every K = 128
-  std::string reason;       ///< one sentence: why this kernel and these numerics
+  std::string reason{};     ///< one sentence: why this kernel and these numerics
 };
 
 /// Why no plan exists; one sentence that names the offending value and what is supported.
@@ -68,11 +69,21 @@ struct Unsupported {
 
 [[nodiscard]] std::string to_string(const AttentionProblem& problem);
 [[nodiscard]] std::string to_string(const AttentionPlan& plan);
+
+/// The decision for people: kernel, numerics with their measured error, tile, why, and what would change it.
+/// `quaver explain` prints it.
+[[nodiscard]] std::string explain(const AttentionProblem& problem);
+
 [[nodiscard]] std::string_view kernel_name(AttentionKernel kernel) noexcept;
 [[nodiscard]] std::string_view precision_name(Precision precision) noexcept;
 
 /// The tensors of one call. All on one device. Optional views are left default ("not given").
-/// Query row i of a sequence with q_len rows and kv_len keys sits at position kv_len - q_len + i.
+/// Query row i of a sequence with q_len rows and kv_len keys sits at position kv_len - q_len + i. It sees the keys
+/// 0 … position (causal) or all keys, less those further than window - 1 tokens away.
+/// A span is a run of neighbouring query tokens of one sequence with the same span id >= 0. Its tokens also see the
+/// later tokens of the span (the window bounds the past only). Different spans of a sequence have different ids, and
+/// spans are known for the query tokens of the call only, so a chunk must not end inside one.
+/// Rows of q past query_start[B] belong to no sequence; their outputs are left alone.
 struct AttentionArgs {
   ConstTensorView q;            ///< [T, Hq, Dk] bf16 (or f32 on the CPU); token and head strides free, last dim dense
   ConstTensorView pages;        ///< [num_pages, page_bytes] u8: one layer's slab, see src/kv_cache/page_format.h
@@ -85,7 +96,7 @@ struct AttentionArgs {
   ConstTensorView k_descale;    ///< [B, Hkv] f32, any strides, optional: multiplies the logits
   ConstTensorView v_descale;    ///< [B, Hkv] f32, any strides, optional: multiplies the output
   ConstTensorView sinks;        ///< [Hq] f32, optional: logits (natural units, after softcap) added to the normaliser
-  ConstTensorView span_ids;     ///< [T] i32, optional: >= 0 names the image span of a token, -1 plain text
+  ConstTensorView span_ids;     ///< [T] i32, optional: image spans, see below; -1: plain text
   float softmax_scale = 1.0F;   ///< multiplies q·k before softcap
   TensorView out;               ///< [T, Hq, Dv] bf16 (or f32 on the CPU); token and head strides free, last dim dense
   TensorView lse;               ///< [T, Hq] f32, optional: natural log, -inf where a row sees no key

@@ -1,0 +1,15 @@
+// The kernels of this source tree: the one list that the policy may choose from. A kernel whose folder is not merged
+// is not listed, so no plan can name it; adding one is one line here and one case in run.cpp.
+#pragma once
+
+#include <array>
+
+#include "quaver/attention.h"
+
+namespace quaver {
+
+inline constexpr std::array kBuiltKernels{
+    AttentionKernel::kCpu,
+};
+
+}  // namespace quaver
