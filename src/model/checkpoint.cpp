@@ -22,8 +22,10 @@ class FileDescriptor {
  public:
   /// Non-blocking, so that a FIFO in place of a file is refused and not waited for.
   explicit FileDescriptor(const fs::path& path) : value_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    const auto kind = errno == ENOENT ? ErrorKind::kNotFound : ErrorKind::kIo;
-    check_as(kind, value_ >= 0, "file ", path.string(), ": ", std::strerror(errno), ", expected a readable file");
+    if (value_ >= 0) return;
+    const int error = errno;
+    fail(error == ENOENT ? ErrorKind::kNotFound : ErrorKind::kIo, "file ", path.string(), ": ", std::strerror(error),
+         ", expected a readable file");
   }
   ~FileDescriptor() { close(value_); }
   FileDescriptor(const FileDescriptor&) = delete;
@@ -54,7 +56,7 @@ std::set<std::string> safetensors_files(const fs::path& directory) {
 std::map<std::string, std::string> read_index(const fs::path& path) {
   const Json index = load_json(path);
   const auto weight_map = Fields(index, path.string()).object("weight_map");
-  check_as(ErrorKind::kCorruptData, weight_map.has_value(), path.string(), ": expected a weight_map");
+  if (!weight_map) fail(ErrorKind::kCorruptData, path.string(), ": expected a weight_map");
   std::map<std::string, std::string> shards;
   for (const auto& [tensor, file] : weight_map->json().items()) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";

@@ -62,7 +62,7 @@ ActivationQuant group_activations(const Fields& activations) {
 /// compressed-tensors: {"config_groups": {"group_0": {"weights": {…}, "input_activations": {…} | null}}}.
 QuantRecipe compressed_tensors(const Fields& fields) {
   const auto groups = fields.object("config_groups");
-  if (!groups || groups->json().empty()) refuse(fields, "config_groups", "at least one group");
+  if (!groups) refuse(fields, "config_groups", "at least one group");
   std::optional<QuantRecipe> recipe;
   for (const auto& [name, group] : groups->json().items()) {
     const Fields one(group, groups->path(name));
@@ -75,6 +75,7 @@ QuantRecipe compressed_tensors(const Fields& fields) {
              ": expected the same activations in every group");
     recipe = next;
   }
+  if (!recipe) refuse(fields, "config_groups", "at least one group");
   return *recipe;
 }
 

@@ -27,6 +27,7 @@ Json parse_json(std::string_view text, std::string_view what) {
     }
     return true;
   };
+  check(text.find('\0') == std::string_view::npos, what, ": expected valid JSON");  // nlohmann would stop at a NUL
   try {
     return Json::parse(text, inspect);
   } catch (const Json::parse_error& error) {
@@ -82,7 +83,9 @@ int64_t integer_value(const Json& value, const std::string& path, Range<int64_t>
 int64_t Fields::integer(std::string_view name, Range<int64_t> range, std::optional<int64_t> fallback) const {
   const Json* field = find(name);
   if (field != nullptr) return integer_value(*field, path(name), range);
-  check(fallback.has_value(), path(name), " missing: expected an integer from ", range.low, " to ", range.high);
+  if (!fallback) {
+    fail(ErrorKind::kInvalidArgument, path(name), " missing: expected an integer from ", range.low, " to ", range.high);
+  }
   return *fallback;
 }
 
@@ -93,7 +96,9 @@ int Fields::integer32(std::string_view name, Range<int> range, std::optional<int
 double Fields::number(std::string_view name, Range<double> range, std::optional<double> fallback) const {
   const Json* field = find(name);
   if (field == nullptr) {
-    check(fallback.has_value(), path(name), " missing: expected a number from ", range.low, " to ", range.high);
+    if (!fallback) {
+      fail(ErrorKind::kInvalidArgument, path(name), " missing: expected a number from ", range.low, " to ", range.high);
+    }
     return *fallback;
   }
   const double value = field->is_number() ? field->get<double>() : range.low - 1;

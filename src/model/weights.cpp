@@ -130,8 +130,9 @@ class Loader {
   }
 
   void load_scales(const std::string& module, LinearWeight& linear) {
-    check_as(ErrorKind::kUnsupported, recipe_.has_value(), module,
-             ".weight F8_E4M3: expected a quantization_config in config.json");
+    if (!recipe_) {
+      fail(ErrorKind::kUnsupported, module, ".weight F8_E4M3: expected a quantization_config in config.json");
+    }
     linear.activation = recipe_->activation;
     const std::string inverse = module + ".weight_scale_inv";  // a multiplier too, despite its name
     const bool has_inverse = checkpoint_.tensors.contains(inverse);
