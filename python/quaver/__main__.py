@@ -1,0 +1,5 @@
+import sys
+
+from quaver.cli import main
+
+sys.exit(main())

@@ -1,0 +1,97 @@
+"""The command line: quaver explain | convert. Thin: arguments in, one function call, one line on error."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from quaver.errors import BadInputError
+
+_BAD_INPUT, _FAILED, _INTERRUPTED = 2, 1, 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns its exit code: 0, 2 for bad input, 130 for Ctrl-C, 1 for anything else."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `quaver … | head` ends quietly
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (BadInputError, ValueError, FileNotFoundError) as error:
+        return _report(error, _BAD_INPUT)
+    except KeyboardInterrupt:
+        return _report("interrupted", _INTERRUPTED)
+    except Exception as error:  # the last line of defence: whatever happens, people get one line
+        return _report(error, _FAILED)
+
+
+def _report(error: Exception | str, code: int) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"quaver: {text}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(_BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="quaver", description="FP8 attention and LLM serving for NVIDIA Hopper GPUs")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    _add_explain(commands.add_parser("explain", help="which attention kernel would run, and why"))
+    _add_convert(commands.add_parser("convert", help="turn a GGUF file into a Hugging Face folder"))
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from quaver import __version__
+
+        parser.exit(0, f"quaver {__version__}\n")
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--arch", type=int, default=90, help="90: Hopper (default); 0: CPU")
+    add("--q-heads", type=int, required=True)
+    add("--kv-heads", type=int, required=True)
+    add("--head-dim", type=int, required=True, help="of Q and K")
+    add("--v-head-dim", type=int, help="of V, where it differs")
+    add("--kv-cache-dtype", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
+    add("--block-size", type=int, default=64, help="tokens of a page (default %(default)s)")
+    add("--max-query-len", type=int, default=1, help="most query tokens of one sequence; 1: decode (default)")
+    add("--window", type=int, default=0, help="sliding window in keys; 0: none (default)")
+    add("--softcap", type=float, default=0.0, help="cap of the logits; 0: none (default)")
+    add("--sinks", action="store_true", help="one extra logit per query head")
+    add("--bidirectional-spans", action="store_true", help="tokens of one image see each other")
+    add("--non-causal", action="store_true")
+    add("--batch-invariant", action="store_true", help="results must not depend on batch-mates")
+    add("--precision", default="auto", help="auto (default), single, split or full")
+    add("--kernel", help="ask for this kernel: it is kept, or refused with the reason")
+    parser.set_defaults(run=_run_explain)
+
+
+def _run_explain(options: argparse.Namespace) -> int:
+    from quaver.explain import run
+
+    return run(options)
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="FILE.gguf")
+    parser.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="a folder that does not exist yet")
+    parser.set_defaults(run=_run_convert)
+
+
+def _run_convert(options: argparse.Namespace) -> int:
+    from quaver.convert import convert
+    from quaver.progress import SlowTask
+
+    with SlowTask(f"converting {options.source.name}") as task:
+        convert(options.source, options.out_dir, task.update)
+    print(f"wrote {options.out_dir}")
+    return 0
