@@ -1,0 +1,12 @@
+// What each file of this folder adds to the module quaver._quaver.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace quaver::bindings {
+
+void bind_errors(nanobind::module_& module);
+void bind_attention(nanobind::module_& module);
+void bind_kv_cache(nanobind::module_& module);
+
+}  // namespace quaver::bindings

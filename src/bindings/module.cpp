@@ -1,0 +1,11 @@
+#include <nanobind/nanobind.h>
+
+#include "bindings/bindings.h"
+
+NB_MODULE(_quaver, module) {
+  module.doc() = "Quaver's C++ core";
+  module.attr("__version__") = QUAVER_VERSION;
+  quaver::bindings::bind_errors(module);
+  quaver::bindings::bind_attention(module);
+  quaver::bindings::bind_kv_cache(module);
+}
