@@ -31,27 +31,25 @@ inline constexpr uint8_t kE4M3Nan = 0x7F;
   return std::bit_cast<float>(sign | ((exponent + 120U) << 23) | (mantissa << 20));
 }
 
-/// Value to code.
+/// Value to code. Without branches (cases are chosen by sign masks), so that loops over rows vectorise.
 [[nodiscard]] QUAVER_HD constexpr uint8_t e4m3_encode(float value) {
+  constexpr int32_t kSmallestNormal = 0x3C800000;  // 2^-6
+  constexpr int32_t kInfinity = 0x7F800000;
+  constexpr float kRounder = 0x1p14F;  // its last mantissa bit is 2^-9, the step of the codes below 2^-6
   const auto bits = std::bit_cast<uint32_t>(value);
-  const auto sign = static_cast<uint8_t>((bits >> 24) & 0x80U);
-  const uint32_t magnitude = bits & 0x7FFFFFFFU;
-  if (magnitude > 0x7F800000U) return kE4M3Nan;
-  if (magnitude >= 0x43E80000U) return static_cast<uint8_t>(sign | 0x7EU);  // >= 464 rounds beyond 448: saturate
-  if (magnitude < 0x3C800000U) {                                            // < 2^-6: subnormal, steps of 2^-9
-    const uint32_t exponent = magnitude >> 23;
-    if (exponent < 116U) return sign;  // < 2^-11 < half a step
-    const uint32_t mantissa = (magnitude & 0x7FFFFFU) | 0x800000U;
-    const uint32_t shift =
-        141U - exponent;  // value = mantissa * 2^(exponent-150); in steps of 2^-9: >> (141 - exponent)
-    const uint32_t floor = mantissa >> shift;
-    const uint32_t rest = mantissa & ((1U << shift) - 1U);
-    const uint32_t half = 1U << (shift - 1U);
-    const uint32_t round_up = (rest > half || (rest == half && (floor & 1U) != 0)) ? 1U : 0U;
-    return static_cast<uint8_t>(sign | (floor + round_up));
-  }
-  const uint32_t rounded = magnitude + 0x7FFFFU + ((magnitude >> 20) & 1U);
-  return static_cast<uint8_t>(sign | ((rounded >> 20) - (120U << 3)));
+  const auto magnitude = static_cast<int32_t>(bits & 0x7FFFFFFFU);
+  const int32_t below = (magnitude - kSmallestNormal) >> 31;
+  const int32_t nan = (kInfinity - magnitude) >> 31;
+  // From 2^-6 on: round the mantissa to 3 bits and move the exponent's bias from 127 to 7.
+  const auto rounded_up = static_cast<uint32_t>(magnitude) + 0x7FFFFU + ((bits >> 20) & 1U);
+  const auto normal = static_cast<int32_t>(rounded_up >> 20) - (120 << 3);
+  // Below: count the steps of 2^-9, rounded by an addition.
+  const float sum = std::bit_cast<float>(magnitude & below) + kRounder;
+  const int32_t steps = std::bit_cast<int32_t>(sum) - std::bit_cast<int32_t>(kRounder);
+  const int32_t rounded = (normal & ~below) | steps;
+  const int32_t code = rounded < 0x7E ? rounded : 0x7E;  // 464 and more would round beyond 448: saturate
+  const auto sign = static_cast<int32_t>(bits >> 24) & 0x80;
+  return static_cast<uint8_t>(((code | sign) & ~nan) | (kE4M3Nan & nan));
 }
 
 /// What the cache stores: e4m3(fp32(x) * fp32(1/scale)).

@@ -22,26 +22,33 @@ struct Segment {
   int count = 0;
 };
 
+/// As check(), but formats the view only when the check fails.
+template <class... Parts>
+void check_view(bool ok, const char* name, const ConstTensorView& view, const Parts&... expected) {
+  if (!ok) [[unlikely]]
+    fail(ErrorKind::kInvalidArgument, name, " ", to_string(view), ": expected ", expected...);
+}
+
 void check_rows(const char* name, const ConstTensorView& rows, int64_t num_tokens, int heads, int head_dim) {
-  check(rows.dtype == DType::kF32 || rows.dtype == DType::kBF16, name, " ", to_string(rows),
-        ": expected f32 or bf16 rows");
-  check(rows.rank == 3 && rows.dim(0) == num_tokens && rows.dim(1) == heads && rows.dim(2) == head_dim, name, " ",
-        to_string(rows), ": expected [", num_tokens, ", ", heads, ", ", head_dim, "]");
+  check_view(rows.dtype == DType::kF32 || rows.dtype == DType::kBF16, name, rows, "f32 or bf16 rows");
+  check_view(rows.rank == 3 && rows.dim(0) == num_tokens && rows.dim(1) == heads && rows.dim(2) == head_dim, name, rows,
+             "[", num_tokens, ", ", heads, ", ", head_dim, "]");
   if (num_tokens == 0) return;
-  check(rows.given() && rows.device.kind == Device::Kind::kCpu, name, " ", to_string(rows),
-        ": expected a tensor on the cpu");
+  check_view(rows.given() && rows.device.kind == Device::Kind::kCpu, name, rows, "a tensor on the cpu");
   check(rows.stride(2) == 1 || head_dim == 1, name, " last stride ", rows.stride(2), ": expected 1");
-  check(std::bit_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(dtype_bytes(rows.dtype)) == 0, name,
-        " address: expected a multiple of the element's ", dtype_bytes(rows.dtype), " bytes");
+  const int64_t alignment = dtype_bytes(rows.dtype);
+  check(std::bit_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(alignment) == 0, name,
+        " address: expected a multiple of the element's ", alignment, " bytes");
 }
 
 void check_scales(const char* name, const ConstTensorView& scales, int heads) {
   if (!scales.given()) return;
-  check(scales.dtype == DType::kF32 && scales.rank == 1 && scales.dim(0) == heads &&
-            scales.device.kind == Device::Kind::kCpu,
-        name, " ", to_string(scales), ": expected f32[", heads, "] on cpu");
+  check_view(scales.dtype == DType::kF32 && scales.rank == 1 && scales.dim(0) == heads &&
+                 scales.device.kind == Device::Kind::kCpu,
+             name, scales, "f32[", heads, "] on cpu");
   for (int head = 0; head < heads; ++head) {
-    check_scale(concat(name, "[", head, "]"), static_cast<const float*>(scales.data)[head * scales.stride(0)]);
+    const float scale = static_cast<const float*>(scales.data)[head * scales.stride(0)];
+    if (!is_scale(scale)) check_scale(concat(name, "[", head, "]"), scale);
   }
 }
 
@@ -94,17 +101,18 @@ std::vector<Segment> segments_of(const ConstTensorView& slots, int64_t num_slots
 void check_args(const AppendArgs& args) {
   const KvLayout& layout = args.layout;
   check_layout(layout);
-  check(args.slots.dtype == DType::kI64 && args.slots.rank == 1, "slots ", to_string(args.slots), ": expected i64[T]");
+  check_view(args.slots.dtype == DType::kI64 && args.slots.rank == 1, "slots", args.slots, "i64[T]");
   const int64_t num_tokens = args.slots.dim(0);
-  check(num_tokens == 0 || (args.slots.given() && args.slots.device.kind == Device::Kind::kCpu), "slots ",
-        to_string(args.slots), ": expected a tensor on the cpu");
+  check_view(num_tokens == 0 || (args.slots.given() && args.slots.device.kind == Device::Kind::kCpu), "slots",
+             args.slots, "a tensor on the cpu");
   check_rows("k", args.k, num_tokens, layout.num_kv_heads, layout.head_dim_k);
   check_rows("v", args.v, num_tokens, layout.num_kv_heads, layout.head_dim_v);
   check_scales("k_scale", args.k_scale, layout.num_kv_heads);
   check_scales("v_scale", args.v_scale, layout.num_kv_heads);
-  check(args.pages.given() && args.pages.dtype == DType::kU8 && args.pages.rank == 2 && args.pages.stride(1) == 1 &&
-            args.pages.dim(1) >= page_format::page_bytes(layout) && args.pages.device.kind == Device::Kind::kCpu,
-        "pages ", to_string(args.pages), ": expected u8[num_pages, >= ", page_format::page_bytes(layout), "] on cpu");
+  check_view(args.pages.given() && args.pages.dtype == DType::kU8 && args.pages.rank == 2 &&
+                 args.pages.stride(1) == 1 && args.pages.dim(1) >= page_format::page_bytes(layout) &&
+                 args.pages.device.kind == Device::Kind::kCpu,
+             "pages", args.pages, "u8[num_pages, >= ", page_format::page_bytes(layout), "] on cpu");
 }
 
 float to_f32(float value) {
@@ -116,7 +124,7 @@ float to_f32(Bf16 value) {
 
 /// 16 values * inverse_scale as E4M3 codes, in natural order.
 template <class Element>
-void quantize16(const Element* values, float inverse_scale, uint8_t* codes) {
+void quantize16(const Element* values, float inverse_scale, uint8_t (&codes)[kGroup]) {
   for (int d = 0; d < kGroup; ++d) codes[d] = e4m3_quantize(to_f32(values[d]), inverse_scale);
 }
 
@@ -189,7 +197,11 @@ struct Writer {
       if (layout.dtype == KvDtype::kBF16) {
         round_row(source, scale, dim, out);
       } else {
-        for (int64_t d = 0; d < dim; d += kGroup) quantize16(source + d, scale, out + 8 * d);
+        for (int64_t d = 0; d < dim; d += kGroup) {
+          uint8_t codes[kGroup];
+          quantize16(source + d, scale, codes);
+          std::memcpy(out + 8 * d, codes, kGroup);
+        }
       }
     }
   }

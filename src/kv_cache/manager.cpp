@@ -126,8 +126,8 @@ std::vector<PageCopy> KvManager::append(SequencePages& sequence, int64_t num_new
            sequence.num_tokens, ": expected ", missing, " more than the ", pool_.num_free(), " free of ",
            pool_.num_pages());
   sequence.tables.resize(plan_.groups.size());
-  std::vector<Change> changes;
-  for (size_t g = 0; g < plan_.groups.size(); ++g) changes.push_back(change(sequence, g, num_new));
+  std::vector<Change> changes(plan_.groups.size());
+  for (size_t g = 0; g < changes.size(); ++g) changes[g] = change(sequence, g, num_new);
   // Pages that left the window go first: the pool may need them.
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
     for (int64_t i = changes[g].first_visible_page - 1; i >= 0; --i) {

@@ -8,9 +8,12 @@
 
 namespace quaver {
 
+bool is_scale(float value) noexcept {
+  return value > 0.0F && std::isnormal(value) && std::isnormal(1.0F / value);
+}
+
 void check_scale(std::string_view name, float value) {
-  check(value > 0.0F && std::isnormal(value) && std::isnormal(1.0F / value), name, " ", value,
-        ": expected a positive finite scale between 2^-126 and 2^126");
+  check(is_scale(value), name, " ", value, ": expected a positive finite scale between 2^-126 and 2^126");
 }
 
 float scale_for_bound(double bound) {

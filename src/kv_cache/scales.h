@@ -6,8 +6,10 @@
 
 namespace quaver {
 
-/// Throws Error(kInvalidArgument) naming the scale unless it and its inverse are positive, finite, normal floats
-/// (2^-126 … 2^126).
+/// True for a scale that a cache can have: it and its inverse are positive, finite, normal floats (2^-126 … 2^126).
+[[nodiscard]] bool is_scale(float value) noexcept;
+
+/// Throws Error(kInvalidArgument) naming the scale and its value unless is_scale().
 void check_scale(std::string_view name, float value);
 
 /// Smallest power of two s with bound / s <= 448, the largest E4M3 value: nothing up to the bound can clip, and a power
