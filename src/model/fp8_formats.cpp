@@ -164,4 +164,15 @@ void set_weight_scales(LinearWeight& linear, const StoredTensor& scales, const s
   }
 }
 
+void set_uniform_scales(LinearWeight& linear, WeightScales layout, float scale) {
+  const int64_t n = linear.out_features();
+  const int64_t k = linear.in_features();
+  const bool block = layout == WeightScales::kBlock128;
+  linear.block_n = block ? kBlock : layout == WeightScales::kPerChannel ? 1 : n;
+  linear.block_k = block ? kBlock : k;
+  const int64_t rows = (n + linear.block_n - 1) / linear.block_n;
+  const int64_t columns = (k + linear.block_k - 1) / linear.block_k;
+  linear.scale.assign(static_cast<size_t>(rows * columns), scale);
+}
+
 }  // namespace quaver

@@ -35,4 +35,7 @@ struct QuantRecipe {
 /// channel, [ceil(N/128), ceil(K/128)] or [ceil(N/128), 1, ceil(K/128), 1] block. Throws Error(kInvalidArgument).
 void set_weight_scales(LinearWeight& linear, const StoredTensor& scales, const std::string& name);
 
+/// The same scale everywhere, in the layout of `layout`.
+void set_uniform_scales(LinearWeight& linear, WeightScales layout, float scale);
+
 }  // namespace quaver
