@@ -102,9 +102,9 @@ struct AttentionArgs {
   TensorView lse;               ///< [T, Hq] f32, optional: natural log, -inf where a row sees no key
 };
 
-/// Checks every tensor of `args` against `problem` (shapes, dtypes, strides, alignment; lengths and page ids where they
-/// are readable on the host) and runs `plan`. Allocates nothing on a GPU and never synchronises.
-/// Throws Error(kInvalidArgument) that names the tensor, its value and what was expected.
+/// Checks every tensor of `args` against `problem` (shapes, dtypes, strides, alignment, lengths, page ids in use) and
+/// runs `plan` on the CPU. Throws Error(kInvalidArgument) that names the tensor, its value and what was expected, and
+/// Error(kUnsupported) for the plan of a CUDA kernel: those own a stream and a workspace.
 void run_attention(const AttentionProblem& problem, const AttentionPlan& plan, const AttentionArgs& args);
 
 }  // namespace quaver

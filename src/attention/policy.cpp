@@ -89,12 +89,6 @@ Objection decode_objection(const AttentionProblem& problem) {
   return std::nullopt;
 }
 
-Objection emulated_objection(const AttentionProblem& problem) {
-  if (auto objection = fp8_objection(problem)) return objection;
-  if (problem.bidirectional_spans) return "bidirectional spans: expected none";
-  return std::nullopt;
-}
-
 Objection kernel_objection(AttentionKernel kernel, const AttentionProblem& problem,
                            std::span<const AttentionKernel> built) {
   if (is_cpu_kernel(kernel) != (problem.arch == 0)) {
@@ -104,8 +98,8 @@ Objection kernel_objection(AttentionKernel kernel, const AttentionProblem& probl
   switch (kernel) {
     case AttentionKernel::kCpu:
     case AttentionKernel::kGeneral: return fp32_objection(problem);
-    case AttentionKernel::kCpuEmulated: return emulated_objection(problem);
     case AttentionKernel::kDecodeFp8: return decode_objection(problem);
+    case AttentionKernel::kCpuEmulated:
     case AttentionKernel::kPrefillFp8: return fp8_objection(problem);
   }
   return "unknown kernel";

@@ -10,6 +10,7 @@ namespace quaver {
 
 inline constexpr std::array kBuiltKernels{
     AttentionKernel::kCpu,
+    AttentionKernel::kCpuEmulated,
 };
 
 }  // namespace quaver

@@ -77,7 +77,7 @@ void attention_cpu(const AttentionProblem& problem, const AttentionArgs& args) {
   for (size_t w = 0; w < std::min(max_workers, pieces.size()); ++w) workers.emplace_back(call, max_rows);
 
   std::atomic<size_t> ticket{0};
-#pragma omp parallel for schedule(static, 1)
+#pragma omp parallel for schedule(static, 1) if (workers.size() > 1)
   for (RowBlock& worker : workers) {
     for (size_t p = ticket++; p < pieces.size(); p = ticket++) {
       const RowBlockItem& item = items[pieces[p].item];
