@@ -344,6 +344,19 @@ TEST(EmulationOptionsTest, PromotionAndFreshAccumulatorsReduceTheError) {
   EXPECT_LT(error({.accumulator = Accumulator::kFp32}), two_level);
 }
 
+// The price of an integer maximum in `single`: equal weights round alike while the normaliser adds the unrounded ones.
+// Worst case: P = 1.0624 * 128 becomes 128, and V = 1 gives 0.9412. hi + lo/16 keeps 136 of 135.99.
+TEST(EmulationOptionsTest, EqualWeightsRoundAlike) {
+  CaseSpec spec = decode_spec(64);
+  const auto first_dim = [](int, int64_t, int, int d) { return d == 0 ? 1.0F : 0.0F; };
+  spec.query = spec.key = first_dim;
+  spec.value = [](int, int64_t, int, int) { return 1.0F; };
+  spec.softmax_scale = std::log(1.0624F);
+  Case c(spec);
+  EXPECT_NEAR(run(c, {.precision = Precision::kSingle}).out[0], 128.0F / (1.0624F * 128.0F), 1e-5F);
+  EXPECT_NEAR(run(c, {.precision = Precision::kSplit}).out[0], 136.0F / (1.0624F * 128.0F), 1e-5F);
+}
+
 TEST(EmulationOptionsTest, WhatNoKernelHasIsRefused) {
   Case c(decode_spec(64));
   for (const EmulationOptions& bad : {EmulationOptions{.precision = Precision::kFull},
