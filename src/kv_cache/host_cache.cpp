@@ -10,15 +10,18 @@
 namespace quaver {
 namespace {
 
-/// An anonymous mapping: zero, page-aligned, and taking memory only where it is touched.
-std::byte* map_zeroed(const CachePlan& plan, int64_t num_pages) {
+size_t bytes_of(const CachePlan& plan, int64_t num_pages) {
   check(plan.block_bytes() > 0, "bytes of a block ", plan.block_bytes(), ": expected a plan from plan_cache()");
   check(num_pages > 0 && num_pages <= std::numeric_limits<int64_t>::max() / plan.block_bytes(), "pages ", num_pages,
         ": expected at least 1 and less than 2^63 bytes in all");
-  const int64_t bytes = num_pages * plan.block_bytes();
-  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  check_as(ErrorKind::kOutOfMemory, memory != MAP_FAILED, "KV cache of ", bytes, " bytes (", num_pages, " blocks of ",
-           plan.block_bytes(), "): expected no more than this machine can give");
+  return static_cast<size_t>(num_pages * plan.block_bytes());
+}
+
+/// An anonymous mapping: zero, page-aligned, and taking memory only where it is touched.
+std::byte* map_zeroed(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  check_as(ErrorKind::kOutOfMemory, memory != MAP_FAILED, "KV cache of ", bytes,
+           " bytes: expected no more than this machine can give");
   return static_cast<std::byte*>(memory);
 }
 
@@ -31,7 +34,7 @@ void HostKvCache::Unmap::operator()(std::byte* memory) const noexcept {
 HostKvCache::HostKvCache(CachePlan plan, int64_t num_pages)
     : plan_(std::move(plan)),
       num_pages_(num_pages),
-      memory_(map_zeroed(plan_, num_pages), Unmap{static_cast<size_t>(num_pages * plan_.block_bytes())}) {}
+      memory_(map_zeroed(bytes_of(plan_, num_pages)), Unmap{bytes_of(plan_, num_pages)}) {}
 
 TensorView HostKvCache::slab(int index) {
   return {memory_.get() + index * num_pages_ * plan_.page_bytes, DType::kU8, {num_pages_, plan_.page_bytes}};
