@@ -98,7 +98,7 @@ struct AttentionArgs {
   ConstTensorView sinks;        ///< [Hq] f32, optional: logits (natural units, after softcap) added to the normaliser
   ConstTensorView span_ids;     ///< [T] i32, optional: image spans, see below; -1: plain text
   float softmax_scale = 1.0F;   ///< multiplies q·k before softcap
-  TensorView out;               ///< [T, Hq, Dv] bf16 (or f32 on the CPU); token and head strides free, last dim dense
+  TensorView out;               ///< [T, Hq, Dv] bf16 or f32; token and head strides free, last dim dense
   TensorView lse;               ///< [T, Hq] f32, optional: natural log, -inf where a row sees no key
 };
 

@@ -79,7 +79,7 @@ void check_tensors(const AttentionProblem& problem, const AttentionArgs& args) {
 
   check_tensor(args.q, {"q", {tokens, q_heads, kv.head_dim_k}, DType::kBF16, false, cpu}, device);
   check_dense_rows(args.q, "q");
-  check_tensor(args.out, {"out", {tokens, q_heads, kv.head_dim_v}, DType::kBF16, false, cpu}, device);
+  check_tensor(args.out, {"out", {tokens, q_heads, kv.head_dim_v}, DType::kBF16, false, true}, device);
   check_dense_rows(args.out, "out");
   check_writable(args.out, "out");
   check_tensor(args.lse, {"lse", {tokens, q_heads}, DType::kF32, true}, device);

@@ -11,6 +11,7 @@ namespace quaver {
 inline constexpr std::array kBuiltKernels{
     AttentionKernel::kCpu,
     AttentionKernel::kCpuEmulated,
+    AttentionKernel::kDecodeFp8,
 };
 
 }  // namespace quaver

@@ -1,0 +1,14 @@
+// The combine kernel: adds up the partial results of items that were cut. Used instead of the in-kernel combine when
+// rows * head_dim is so large that one CTA would be the bottleneck.
+#pragma once
+
+#include "attention/combine/partials.h"
+#include "attention/schedule/work_list.h"
+
+namespace quaver::combine {
+
+/// Launches for all cut items of a work list without fixed splits. `max_rows`: query rows of a kv head.
+void run_combine(int head_dim, const Partials& partials, const Output& output, const schedule::WorkListView& work,
+                 int max_rows, cudaStream_t stream);
+
+}  // namespace quaver::combine

@@ -1,0 +1,119 @@
+// The arithmetic that finishes a row: adding partial results in their order, the sink, normalisation, LSE.
+// Shared by the decode kernel (uncut items; last part written) and the combine kernel, so both give the same bits.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "attention/combine/partials.h"
+#include "attention/schedule/work_list.h"
+#include "ptx/convert.cuh"
+
+namespace quaver::combine {
+
+inline constexpr float kLn2 = 0.69314718F;
+inline constexpr float kLog2E = 1.44269504F;
+
+/// Factor of O and LSE of a finished row.
+struct RowResult {
+  float scale = 0.0F;
+  float lse = 0.0F;
+};
+
+/// `maximum` and `sum` over all keys; `query_head` for the sink. A row without a key or sink gets scale 0, LSE -inf; a
+/// NaN in the sum makes both NaN.
+__device__ __forceinline__ RowResult finish_row(const Output& output, float maximum, float sum, int sequence, int head,
+                                                int query_head) {
+  float reference = maximum;
+  float scale = (output.v_scale == nullptr ? 1.0F : output.v_scale[head]) * output.v_descale.at(sequence, head);
+  const float sink = output.sinks == nullptr ? -INFINITY : output.sinks[query_head] * kLog2E;
+  if (sink != -INFINITY) {
+    reference = fmaxf(maximum, ceilf(sink));
+    const float shift = ptx::exp2_approx(maximum - reference);  // exact: both are integers
+    sum = fmaf(sum, shift, ptx::exp2_approx(sink - reference + static_cast<float>(kProbabilityBits)));
+    scale *= shift;
+  }
+  if (sum == 0.0F) return {.scale = 0.0F, .lse = -INFINITY};
+  return {.scale = scale / sum, .lse = (__log2f(sum) + reference - static_cast<float>(kProbabilityBits)) * kLn2};
+}
+
+/// Writes two neighbouring values of a row of O.
+__device__ __forceinline__ void write_pair(const Output& output, int64_t offset, float a, float b) {
+  if (output.out_f32) {
+    *reinterpret_cast<float2*>(static_cast<float*>(output.out) + offset) = make_float2(a, b);
+  } else {
+    *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(output.out) + offset) = __floats2bfloat162_rn(a, b);
+  }
+}
+
+struct PartSum {
+  float4 out = {0.0F, 0.0F, 0.0F, 0.0F};
+  float maximum = -INFINITY;
+  float sum = 0.0F;
+};
+
+/// Adds the parts [part, part + kCount) ∩ [0, num_parts) of four columns; all loads are in flight at once. Indices are
+/// clamped, not predicated: predicated loads spilled 440 bytes.
+template <int kHeadDim, int kCount>
+__device__ __forceinline__ void add_parts(const Partials& partials, schedule::PartSlots slots, int row, int column,
+                                          int part, int num_parts, PartSum& total) {
+  float2 max_sum[kCount];
+  float4 out[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const int64_t line = static_cast<int64_t>(slots.slot(min(part + k, num_parts - 1))) * partials.max_rows + row;
+    max_sum[k] = __ldcg(partials.max_sum + line);
+    out[k] = __ldcg(reinterpret_cast<const float4*>(partials.out + line * kHeadDim + column));
+    if (part + k >= num_parts) max_sum[k] = make_float2(-INFINITY, 0.0F);
+  }
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float maximum = fmaxf(total.maximum, max_sum[k].x);
+    const float reference = maximum == -INFINITY ? 0.0F : maximum;
+    const float old_factor = ptx::exp2_approx(total.maximum - reference);
+    const float new_factor = ptx::exp2_approx(max_sum[k].x - reference);
+    total.maximum = maximum;
+    total.sum = fmaf(total.sum, old_factor, max_sum[k].y * new_factor);
+    total.out.x = fmaf(total.out.x, old_factor, out[k].x * new_factor);
+    total.out.y = fmaf(total.out.y, old_factor, out[k].y * new_factor);
+    total.out.z = fmaf(total.out.z, old_factor, out[k].z * new_factor);
+    total.out.w = fmaf(total.out.w, old_factor, out[k].w * new_factor);
+  }
+}
+
+/// One item whose parts are all written.
+struct CutItem {
+  schedule::PartSlots slots{};
+  int num_parts = 0;
+  int sequence = 0;
+  int head = 0;
+  int query_begin = 0;
+  int rows = 0;
+};
+
+/// Finishes four columns of one row: element = row * kHeadDim + column, column a multiple of 4.
+template <int kHeadDim>
+__device__ __forceinline__ void merge_parts(const Partials& partials, const Output& output, const CutItem& item,
+                                            int element) {
+  const int row = element / kHeadDim;
+  const int column = element % kHeadDim;
+  PartSum total;
+  int part = 0;
+#pragma unroll 1
+  for (; part + 8 < item.num_parts; part += 16) {
+    add_parts<kHeadDim, 16>(partials, item.slots, row, column, part, item.num_parts, total);
+  }
+  if (part < item.num_parts) {
+    add_parts<kHeadDim, 8>(partials, item.slots, row, column, part, item.num_parts, total);
+  }
+  const int64_t token = item.query_begin + tiles::row_token(row, output.group);
+  const int query_head = item.head * output.group + tiles::row_head(row, output.group);
+  const RowResult result = finish_row(output, total.maximum, total.sum, item.sequence, item.head, query_head);
+  const int64_t offset = token * output.out_strides.token + query_head * output.out_strides.head + column;
+  write_pair(output, offset, total.out.x * result.scale, total.out.y * result.scale);
+  write_pair(output, offset + 2, total.out.z * result.scale, total.out.w * result.scale);
+  if (column == 0 && output.lse != nullptr) {
+    output.lse[token * output.lse_strides.token + query_head * output.lse_strides.head] = result.lse;
+  }
+}
+
+}  // namespace quaver::combine

@@ -1,0 +1,124 @@
+#include "attention/decode_fp8/launch.h"
+
+#include <algorithm>
+#include <numbers>
+
+#include "attention/combine/combine.h"
+#include "attention/decode_fp8/instance.h"
+#include "attention/tiles.h"
+#include "core/with_value.h"
+
+namespace quaver::decode_fp8 {
+namespace {
+
+/// rows * head_dim above which one CTA takes longer to add up the parts of an item than a second kernel does.
+constexpr int kMaxInKernelElements = 2048;
+
+schedule::ScheduleShape schedule_shape(const AttentionProblem& problem, const AttentionPlan& plan) {
+  return {.num_kv_heads = problem.kv.num_kv_heads,
+          .group = problem.num_q_heads / problem.kv.num_kv_heads,
+          .page_size = problem.kv.page_size,
+          .kv_tile = plan.kv_tile,
+          .mask = {.causal = problem.causal, .window = problem.window},
+          .fixed_splits = plan.split_tokens > 0};
+}
+
+template <class T>
+const T* pointer(const ConstTensorView& view) {
+  return static_cast<const T*>(view.data);
+}
+
+RowStrides row_strides(const ConstTensorView& view) {
+  return {.token = view.strides[0], .head = view.strides[1]};
+}
+
+Descale descale(const ConstTensorView& view) {
+  return {.values = pointer<float>(view), .sequence_stride = view.strides[0], .head_stride = view.strides[1]};
+}
+
+}  // namespace
+
+DecodeFp8::DecodeFp8(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
+                     const Limits& limits)
+    : problem_(problem), plan_(plan) {
+  check_as(ErrorKind::kUnsupported, device.arch == 90, "compute capability ", device.arch, " of ", device.name,
+           ": expected 90 (the kernel uses WGMMA)");
+  const int head_dim = problem.kv.head_dim_k;
+  check(plan.kv_tile == tiles::kv_tile(tiles::KernelFamily::kDecode, head_dim), "kv_tile ", plan.kv_tile,
+        ": expected the decode kernel's ", tiles::kv_tile(tiles::KernelFamily::kDecode, head_dim));
+  check(plan.split_tokens == 0 || plan.split_tokens == tiles::kFixedSplitTokens, "split_tokens ", plan.split_tokens,
+        ": expected 0 or ", tiles::kFixedSplitTokens);
+  max_rows_ = problem.num_q_heads / problem.kv.num_kv_heads * problem.max_query_len;
+  check(max_rows_ <= tiles::kMaxDecodeRows, "query rows a kv head ", max_rows_, ": expected at most ",
+        tiles::kMaxDecodeRows);
+  int ctas_per_sm = 0;
+  with_value<64, 96, 128, 192, 256, 512>(head_dim,
+                                         [&](auto dim) { ctas_per_sm = Instance<decltype(dim)::value>::prepare(); });
+  check_as(ErrorKind::kUnsupported, ctas_per_sm > 0, "shared memory of ", device.name,
+           ": expected enough for one CTA of the decode kernel");
+  grid_ = ctas_per_sm * device.num_sms;
+  const bool fixed_splits = plan.split_tokens > 0;
+  combine_in_kernel_ = fixed_splits || max_rows_ * head_dim <= kMaxInKernelElements;
+  // A sequence of n > 4,096 keys touches at most n / 4096 + 2 <= 3 n / 4096 splits (its window may begin inside one).
+  const int64_t fixed_slots =
+      fixed_splits ? 3 * (limits.max_kv_tokens / tiles::kFixedSplitTokens + 1) * problem.kv.num_kv_heads : 0;
+  const int64_t slots = fixed_splits ? fixed_slots : 2 * int64_t{grid_};
+  work_ = std::make_unique<schedule::WorkList>(schedule_shape(problem, plan), limits.max_sequences, grid_, fixed_slots);
+  partial_out_ = DeviceBuffer<float>(slots * max_rows_ * head_dim);
+  partial_max_sum_ = DeviceBuffer<float2>(slots * max_rows_);
+  arrived_ = DeviceBuffer<int>(slots);
+}
+
+void DecodeFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView& query_start,
+                         const ConstTensorView& block_table, cudaStream_t stream) {
+  work_->schedule({.seq_lens = pointer<int32_t>(seq_lens),
+                   .query_start = pointer<int32_t>(query_start),
+                   .block_table = pointer<int32_t>(block_table),
+                   .block_table_stride = block_table.strides[0],
+                   .num_sequences = static_cast<int>(seq_lens.dim(0))},
+                  stream);
+}
+
+void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream) {
+  constexpr auto kLog2E = std::numbers::log2e_v<float>;
+  const int head_dim = problem_.kv.head_dim_k;
+  const Output output{.out = args.out.data,
+                      .out_f32 = args.out.dtype == DType::kF32,
+                      .out_strides = row_strides(args.out),
+                      .lse = static_cast<float*>(args.lse.data),
+                      .lse_strides = row_strides(args.lse),
+                      .sinks = pointer<float>(args.sinks),
+                      .v_scale = pointer<float>(args.v_scale),
+                      .v_descale = descale(args.v_descale),
+                      .group = work_->shape().group};
+  const Partials partials{.out = partial_out_.data(),
+                          .max_sum = partial_max_sum_.data(),
+                          .arrived = arrived_.data(),
+                          .max_rows = max_rows_};
+  const Parameters parameters{.q = pointer<__nv_bfloat16>(args.q),
+                              .q_strides = row_strides(args.q),
+                              .pages = pointer<uint8_t>(args.pages),
+                              .page_stride = args.pages.strides[0],
+                              .block_table = pointer<int32_t>(args.block_table),
+                              .block_table_stride = args.block_table.strides[0],
+                              .seq_lens = pointer<int32_t>(args.seq_lens),
+                              .query_start = pointer<int32_t>(args.query_start),
+                              .num_sequences = static_cast<int>(args.seq_lens.dim(0)),
+                              .layout = problem_.kv,
+                              .k_scale = pointer<float>(args.k_scale),
+                              .q_descale = descale(args.q_descale),
+                              .k_descale = descale(args.k_descale),
+                              .scale_log2 = args.softmax_scale * kLog2E,
+                              .softcap_log2 = problem_.softcap * kLog2E,
+                              .low_part_mask = plan_.precision == Precision::kSingle ? 0U : ~0U,
+                              .combine_in_kernel = combine_in_kernel_,
+                              .shape = work_->shape(),
+                              .work = work_->view(),
+                              .partials = partials,
+                              .output = output};
+  with_value<64, 96, 128, 192, 256, 512>(
+      head_dim, [&](auto dim) { Instance<decltype(dim)::value>::launch(parameters, grid_, stream); });
+  if (!combine_in_kernel_) combine::run_combine(head_dim, partials, output, work_->view(), max_rows_, stream);
+}
+
+}  // namespace quaver::decode_fp8

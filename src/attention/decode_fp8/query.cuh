@@ -1,0 +1,94 @@
+// Q in shared memory: BF16 rows become hi + lo/16 in E4M3 with one power-of-two scale a row.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "attention/decode_fp8/params.h"
+#include "attention/decode_fp8/traits.h"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+
+namespace quaver::decode_fp8 {
+
+/// Four values as hi + lo/16. The rest of a BF16 value after its E4M3 part is exact in E4M3 once multiplied by 16,
+/// unless it falls among the subnormals.
+struct SplitCodes {
+  uint32_t high;
+  uint32_t low;
+};
+
+__device__ __forceinline__ SplitCodes split_e4m3x4(float a, float b, float c, float d, uint32_t low_part_mask) {
+  const uint32_t high = ptx::to_e4m3x4(a, b, c, d);
+  const float2 ab = ptx::from_e4m3x2(static_cast<uint16_t>(high));
+  const float2 cd = ptx::from_e4m3x2(static_cast<uint16_t>(high >> 16));
+  constexpr float kUp = 1.0F / kLowWeight;
+  const uint32_t low =
+      ptx::to_e4m3x4((a - ab.x) * kUp, (b - ab.y) * kUp, (c - cd.x) * kUp, (d - cd.y) * kUp) & low_part_mask;
+  return {.high = high, .low = low};
+}
+
+/// Exponent e of the smallest power of two 2^e with largest / 2^e <= 448; 0 for a row of zeros.
+__device__ __forceinline__ int query_exponent(float largest) {
+  if (!(largest > 0.0F)) return 0;
+  const int bits = __float_as_int(largest);
+  // 448 = 1.75 * 2^8: mantissas above 1.75 need one more. 2^-118 keeps both the scale and its inverse normal.
+  return max(-118, (bits >> 23) - 127 - 8 + ((bits & 0x7FFFFF) > 0x600000 ? 1 : 0));
+}
+
+/// Byte of Q[row] (hi part) in shared memory, K-major core matrices; the lo part is 8 rows, 8 * D bytes, further.
+/// `rotation` moves the rows to other warps, so that the CTAs of an SM do not all load the same warp scheduler.
+template <class Traits>
+__device__ __forceinline__ int query_offset(int row, int rotation) {
+  return ((row / 8 + rotation) % 4) * 16 * Traits::kHeadDim + (row % 8) * 16;
+}
+
+/// All consumer warps together: the rows of one item.
+template <class Traits>
+__device__ __forceinline__ void load_query(const Parameters& p, const WorkItem& item, SharedState<Traits>& state,
+                                           uint8_t* query, int rotation) {
+  constexpr int kGroups = Traits::kHeadDim / 4;  // of four values
+  constexpr int kGroupsPerLane = (kGroups + 31) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = p.shape.group;
+  for (int row = static_cast<int>(threadIdx.x) / 32; row < item.rows; row += Traits::kConsumers / 32) {
+    const __nv_bfloat16* source = p.q + (item.query_begin + tiles::row_token(row, group)) * p.q_strides.token +
+                                  (item.head * group + tiles::row_head(row, group)) * p.q_strides.head;
+    float values[kGroupsPerLane][4];
+    float largest = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kGroupsPerLane; ++i) {
+      const int column = 4 * (lane + 32 * i);
+      uint2 raw = make_uint2(0, 0);
+      if (column < Traits::kHeadDim) raw = *reinterpret_cast<const uint2*>(source + column);
+      const float2 ab = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw.x));
+      const float2 cd = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw.y));
+      values[i][0] = ab.x;
+      values[i][1] = ab.y;
+      values[i][2] = cd.x;
+      values[i][3] = cd.y;
+#pragma unroll
+      for (float value : values[i]) largest = fmaxf(largest, fabsf(value));
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, distance));
+    }
+    const int exponent = query_exponent(largest);
+    const float inverse = __int_as_float((127 - exponent) << 23);
+    uint8_t* destination = query + query_offset<Traits>(row, rotation);
+#pragma unroll
+    for (int i = 0; i < kGroupsPerLane; ++i) {
+      const int column = 4 * (lane + 32 * i);
+      if (column >= Traits::kHeadDim) break;
+      const SplitCodes codes = split_e4m3x4(values[i][0] * inverse, values[i][1] * inverse, values[i][2] * inverse,
+                                            values[i][3] * inverse, p.low_part_mask);
+      uint8_t* core = destination + (column / 16) * 128 + column % 16;
+      *reinterpret_cast<uint32_t*>(core) = codes.high;
+      *reinterpret_cast<uint32_t*>(core + 8 * Traits::kHeadDim) = codes.low;
+    }
+    if (lane == 0) state.query_scale[row] = __int_as_float((exponent + 127) << 23);
+  }
+  ptx::fence_proxy_async_shared();
+}
+
+}  // namespace quaver::decode_fp8

@@ -1,0 +1,109 @@
+// Tile sizes, register budgets and shared memory of the decode kernel, per head dim.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/tiles.h"
+
+namespace quaver::decode_fp8 {
+
+/// Rows of Q a warpgroup's M = 64 WGMMA holds as hi (row 16w + g) and lo (row 16w + g + 8) parts.
+inline constexpr int kMaxRows = tiles::kMaxDecodeRows;
+
+/// Weight of a lo part: x = hi + lo / 16.
+inline constexpr float kLowWeight = 0.0625F;
+
+/// Work items that the producer may be ahead of the consumers.
+inline constexpr int kItemSlots = 4;
+
+/// One item of a CTA's share, as the producer warp hands it to the consumers. Lives in shared memory: no initialisers.
+struct WorkItem {
+  int rows;  ///< query rows of the kv head; negative: no more work
+  int sequence;
+  int head;  ///< kv head
+  int kv_len;
+  int query_begin;
+  int query_len;
+  int first_key;  ///< lowest key that any row sees
+  int tile_begin;
+  int tile_end;
+  int part;  ///< this CTA's part of the item …
+  int num_parts;
+  int first_slot;  ///< … and where the parts go (schedule::PartSlots)
+  int rest_slot;
+};
+
+/// What differs between head dims.
+struct DecodeConfig {
+  int consumer_warpgroups;  ///< each owns head_dim / consumer_warpgroups columns of O
+  int ctas_per_sm;
+  int ring_slots;   ///< K and V tiles alternate in the ring
+  int value_chunk;  ///< columns of one PV step: its accumulator takes value_chunk / 2 registers a thread
+};
+
+/// Two CTAs an SM hide each other's latency; at 512 columns O needs two warpgroups and the ring all shared memory.
+[[nodiscard]] constexpr DecodeConfig decode_config(int head_dim) {
+  switch (head_dim) {
+    case 64: return {.consumer_warpgroups = 1, .ctas_per_sm = 3, .ring_slots = 8, .value_chunk = 64};
+    case 96: return {.consumer_warpgroups = 1, .ctas_per_sm = 2, .ring_slots = 8, .value_chunk = 96};
+    case 128: return {.consumer_warpgroups = 1, .ctas_per_sm = 2, .ring_slots = 6, .value_chunk = 128};
+    case 192: return {.consumer_warpgroups = 1, .ctas_per_sm = 2, .ring_slots = 8, .value_chunk = 64};
+    case 256: return {.consumer_warpgroups = 1, .ctas_per_sm = 2, .ring_slots = 6, .value_chunk = 64};
+    default: return {.consumer_warpgroups = 2, .ctas_per_sm = 1, .ring_slots = 6, .value_chunk = 64};
+  }
+}
+
+template <int kHeadDim_>
+struct DecodeTraits {
+  static constexpr DecodeConfig kConfig = decode_config(kHeadDim_);
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kTile = tiles::kv_tile(tiles::KernelFamily::kDecode, kHeadDim);
+  static constexpr int kWarpgroups = kConfig.consumer_warpgroups;
+  static constexpr int kCtasPerSm = kConfig.ctas_per_sm;
+  static constexpr int kRingSlots = kConfig.ring_slots;
+
+  static constexpr int kConsumers = 128 * kWarpgroups;
+  /// The producer is a warpgroup of which one warp works where registers must move to the consumers, else one warp.
+  static constexpr bool kMoveRegisters = kCtasPerSm <= 2;
+  static constexpr int kThreads = kConsumers + (kMoveRegisters ? 128 : 32);
+
+  /// setmaxnreg moves registers only inside what the launch allocated; asking for more hangs.
+  static constexpr int kRegistersPerThread = 65536 / kCtasPerSm / kThreads / 8 * 8;
+  static constexpr int kProducerRegisters = 64;
+  static constexpr int kFreeRegisters = kRegistersPerThread * (kWarpgroups + 1) - kProducerRegisters;
+  static constexpr int kConsumerRegisters =
+      kFreeRegisters / kWarpgroups > 240 ? 240 : kFreeRegisters / kWarpgroups / 8 * 8;
+
+  /// QK accumulators are added up in FP32 every 128 columns of the head dim from d = 256 on: the tensor core keeps 13
+  /// fraction bits, which shows on peaked data (docs/numerics.md).
+  static constexpr int kScoreChunk = kHeadDim >= 256 ? 128 : kHeadDim;
+  static constexpr int kScoreChunks = kHeadDim / kScoreChunk;
+
+  static constexpr int kValueColumns = kHeadDim / kWarpgroups;  ///< of one warpgroup
+  static constexpr int kValueChunk = kConfig.value_chunk;
+  static constexpr int kValueChunks = kValueColumns / kValueChunk;
+
+  static constexpr int kQueryBytes = 2 * kMaxRows * kHeadDim;
+  static constexpr int kSlotBytes = kTile * kHeadDim;
+  static constexpr int kSharedBytes = kQueryBytes + kRingSlots * kSlotBytes;
+
+  static_assert(kTile > 0 && kTile % 32 == 0, "a PV step takes 32 tokens");
+  static_assert(kScoreChunk % 32 == 0 && kHeadDim % kScoreChunk == 0, "a QK step takes 32 columns");
+  static_assert(kValueColumns % kValueChunk == 0, "PV steps cover the columns of a warpgroup");
+  static_assert(kRingSlots <= 32 && kRingSlots % 2 == 0, "one lane initialises one barrier; K and V alternate");
+  static_assert(kCtasPerSm * (kSharedBytes + 2048) <= 228 * 1024, "shared memory of an SM, 1 KB a CTA reserved");
+};
+
+/// Shared memory besides the tiles.
+template <class Traits>
+struct SharedState {
+  uint64_t tile_full[Traits::kRingSlots];
+  uint64_t tile_empty[Traits::kRingSlots];
+  uint64_t item_full[kItemSlots];
+  uint64_t item_empty[kItemSlots];
+  WorkItem items[kItemSlots];
+  float query_scale[kMaxRows];  ///< power of two that a row of Q was divided by
+  int is_last_part;
+};
+
+}  // namespace quaver::decode_fp8

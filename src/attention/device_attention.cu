@@ -1,0 +1,55 @@
+#include "attention/device_attention.h"
+
+#include <string_view>
+
+#include "attention/checks.h"
+
+namespace quaver {
+namespace {
+
+/// Kernels read these by index alone.
+void check_dense(const ConstTensorView& view, std::string_view name) {
+  const int axis = view.rank - 1;
+  check(!view.given() || view.dim(axis) <= 1 || view.stride(axis) == 1, name, " stride ",
+        view.given() ? view.stride(axis) : 0, " of the last dimension: expected 1");
+}
+
+/// Rows are read and written `elements` at a time.
+void check_alignment(const ConstTensorView& view, std::string_view name, int64_t elements) {
+  const auto bytes = static_cast<uintptr_t>(elements * dtype_bytes(view.dtype));
+  check(reinterpret_cast<uintptr_t>(view.data) % bytes == 0, name, " address ", view.data, ": expected a multiple of ",
+        bytes, " bytes");
+  for (int axis = 0; axis + 1 < view.rank; ++axis) {
+    check(view.stride(axis) % elements == 0, name, " stride ", view.stride(axis), " of dimension ", axis,
+          ": expected a multiple of ", elements);
+  }
+}
+
+}  // namespace
+
+DeviceAttention::DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
+                                 const DeviceAttentionLimits& limits)
+    : problem_(problem) {
+  check_as(ErrorKind::kUnsupported, plan.kernel == AttentionKernel::kDecodeFp8, "kernel ", kernel_name(plan.kernel),
+           ": expected decode_fp8");
+  decode_.emplace(problem, plan, device, limits);
+}
+
+void DeviceAttention::schedule(const AttentionArgs& args, cudaStream_t stream) {
+  check_dense(args.seq_lens, "seq_lens");
+  check_dense(args.query_start, "query_start");
+  check_dense(args.block_table, "block_table");
+  decode_->schedule(args.seq_lens, args.query_start, args.block_table, stream);
+}
+
+void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream) {
+  check_tensors(problem_, args);
+  check_dense(args.k_scale, "k_scale");
+  check_dense(args.v_scale, "v_scale");
+  check_dense(args.sinks, "sinks");
+  check_alignment(args.q, "q", 4);
+  check_alignment(args.out, "out", 2);
+  decode_->run(args, stream);
+}
+
+}  // namespace quaver

@@ -1,0 +1,37 @@
+// The GPU entry: attention of the layers of one cache group on one stream. Call schedule() once a step and run() once a
+// layer: neither allocates, synchronises nor decides anything, so a step can be a CUDA graph. CUDA builds only.
+#pragma once
+
+#include <optional>
+
+#include "attention/decode_fp8/launch.h"
+#include "core/cuda.h"
+#include "core/device_info.h"
+#include "quaver/attention.h"
+
+namespace quaver {
+
+/// What the workspace is sized for.
+using DeviceAttentionLimits = decode_fp8::Limits;
+
+class DeviceAttention {
+ public:
+  /// Allocates the work list and the workspace on the current device. Throws Error(kUnsupported) for a plan whose kernel
+  /// does not run on `device`, Error(kInvalidArgument) for a plan that does not fit the problem, Error(kOutOfMemory).
+  DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
+                  const DeviceAttentionLimits& limits);
+
+  /// Makes the work list from `args.seq_lens`, `args.query_start` and `args.block_table` in device memory.
+  void schedule(const AttentionArgs& args, cudaStream_t stream);
+
+  /// One layer, with the lengths and the block table of the last schedule(). Checks what the host can see (shapes,
+  /// dtypes, strides, alignment) and throws Error(kInvalidArgument) before anything is launched. What only the device
+  /// can see is trusted: lengths that fit the block table, page ids inside the pool, at most plan.max_rows query rows.
+  void run(const AttentionArgs& args, cudaStream_t stream);
+
+ private:
+  AttentionProblem problem_;
+  std::optional<decode_fp8::DecodeFp8> decode_;
+};
+
+}  // namespace quaver
