@@ -1,0 +1,70 @@
+// A testing::Case in device memory, and one run of the decode kernel over it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "attention/device_attention.h"
+#include "testing/cases.h"
+
+namespace quaver::testing {
+
+/// Device copy of host memory.
+template <class T>
+[[nodiscard]] DeviceBuffer<T> to_device(const std::vector<T>& values) {
+  DeviceBuffer<T> buffer(static_cast<int64_t>(values.size()));
+  if (!values.empty()) {
+    check_cuda(cudaMemcpy(buffer.data(), values.data(), buffer.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  return buffer;
+}
+
+template <class T>
+[[nodiscard]] std::vector<T> to_host(const DeviceBuffer<T>& buffer) {
+  std::vector<T> values(static_cast<size_t>(buffer.size()));
+  if (!values.empty()) {
+    check_cuda(cudaMemcpy(values.data(), buffer.data(), buffer.bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  }
+  return values;
+}
+
+/// The plan of the decode kernel for a problem, as the policy makes it.
+[[nodiscard]] AttentionPlan decode_plan(const AttentionProblem& problem, Precision precision,
+                                        bool batch_invariant = false);
+
+/// Out and LSE of a run, as written; NaN where nothing was.
+struct Outputs {
+  std::vector<Bf16> bf16;
+  std::vector<float> f32;
+  std::vector<float> lse;
+  [[nodiscard]] std::vector<float> values() const;
+  friend bool operator==(const Outputs& a, const Outputs& b);  // bitwise
+};
+
+/// The tensors of a case on the GPU. Outputs are poisoned before every run.
+class DeviceCase {
+ public:
+  explicit DeviceCase(const Case& host);
+
+  /// schedule() and run() on `stream`, then waits for it.
+  Outputs run(DeviceAttention& attention, cudaStream_t stream = nullptr);
+  /// The same with a kernel object made for the case.
+  Outputs run(const AttentionPlan& plan);
+
+  void poison();
+  [[nodiscard]] Outputs outputs() const;
+  [[nodiscard]] DeviceAttentionLimits limits() const { return limits_; }
+
+  AttentionProblem problem{};
+  AttentionArgs args{};  ///< device views
+
+ private:
+  const void* keep(const ConstTensorView& host);
+  DeviceAttentionLimits limits_{};
+  std::vector<DeviceBuffer<uint8_t>> buffers_;
+  DeviceBuffer<uint8_t> out_;
+  DeviceBuffer<float> lse_;
+};
+
+}  // namespace quaver::testing
