@@ -18,10 +18,10 @@ enum class ActivationQuant : uint8_t {
 
 /// One weight matrix, W[N, K] row-major. Memory belongs to the checkpoint mapping (see ModelWeights::storage).
 struct LinearWeight {
-  ConstTensorView weight;    ///< [N, K] f32, bf16 or e4m3
-  std::vector<float> scale;  ///< e4m3 only: [ceil(N/block_n), ceil(K/block_k)], W = stored * scale of its block
-  int64_t block_n = 0;       ///< rows that share a scale: 1 per channel, N per tensor, 128 block
-  int64_t block_k = 0;       ///< columns that share a scale: K, or 128
+  ConstTensorView weight;      ///< [N, K] f32, bf16 or e4m3
+  std::vector<float> scale{};  ///< e4m3 only: [ceil(N/block_n), ceil(K/block_k)], W = stored * scale of its block
+  int64_t block_n = 0;         ///< rows that share a scale: 1 per channel, N per tensor, 128 block
+  int64_t block_k = 0;         ///< columns that share a scale: K, or 128
   ActivationQuant activation = ActivationQuant::kNone;
   float input_scale = 1.0F;  ///< kPerTensor
 
