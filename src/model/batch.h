@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
+
+#include "kv_cache/manager.h"
 
 namespace quaver {
 
@@ -26,5 +29,15 @@ struct Batch {
   [[nodiscard]] int64_t num_tokens() const noexcept { return static_cast<int64_t>(token_ids.size()); }
   [[nodiscard]] int64_t num_sequences() const noexcept { return static_cast<int64_t>(seq_lens.size()); }
 };
+
+/// One sequence's share of a step.
+struct SequenceStep {
+  const SequencePages* pages = nullptr;   ///< after KvManager::append() made room for `tokens`
+  std::span<const int32_t> tokens{};      ///< the last tokens of the sequence, at least one
+  std::span<const int32_t> logit_rows{};  ///< indices into `tokens`, ascending
+};
+
+/// Fills `batch` (reusing its memory) with the steps, in order.
+void build_batch(const KvManager& manager, std::span<const SequenceStep> steps, Batch& batch);
 
 }  // namespace quaver

@@ -5,15 +5,15 @@
 
 namespace quaver {
 
-std::vector<float> rope_frequencies(const RopeConfig& config) {
-  check(config.head_dim > 0 && config.head_dim % 2 == 0, "head dim ", config.head_dim, ": expected an even number");
-  check(config.rotary_pairs >= 0 && config.rotary_pairs <= config.head_dim / 2, "rotary pairs ", config.rotary_pairs,
-        ": expected at most ", config.head_dim / 2);
+std::vector<float> rope_frequencies(const RopeShape& shape) {
+  check(shape.head_dim > 0 && shape.head_dim % 2 == 0, "head dim ", shape.head_dim, ": expected an even number");
+  check(shape.rotary_pairs >= 0 && shape.rotary_pairs <= shape.head_dim / 2, "rotary pairs ", shape.rotary_pairs,
+        ": expected at most ", shape.head_dim / 2);
   std::vector<float> frequencies;
-  for (int j = 0; j < config.rotary_pairs; ++j) {
-    const float exponent = static_cast<float>(2 * j) / static_cast<float>(config.head_dim);
-    const auto power = static_cast<float>(std::pow(config.theta, static_cast<double>(exponent)));
-    frequencies.push_back(1.0F / power / static_cast<float>(config.factor));
+  for (int j = 0; j < shape.rotary_pairs; ++j) {
+    const float exponent = static_cast<float>(2 * j) / static_cast<float>(shape.head_dim);
+    const auto power = static_cast<float>(std::pow(shape.theta, static_cast<double>(exponent)));
+    frequencies.push_back(1.0F / power / static_cast<float>(shape.factor));
   }
   return frequencies;
 }
@@ -35,9 +35,9 @@ void rope_table(std::span<const float> frequencies, std::span<const int32_t> pos
   }
 }
 
-void apply_rope(const RopeConfig& config, const RopeTable& table, int64_t num_positions, int num_heads, float* x) {
-  const int64_t half = config.head_dim / 2;
-  const int64_t pairs = config.rotary_pairs;
+void apply_rope(const RopeShape& shape, const RopeTable& table, int64_t num_positions, int num_heads, float* x) {
+  const int64_t half = shape.head_dim / 2;
+  const int64_t pairs = shape.rotary_pairs;
   check(static_cast<int64_t>(table.cos.size()) == num_positions * pairs, "rope table size ", table.cos.size(),
         ": expected ", num_positions * pairs);
 #pragma omp parallel for schedule(static) if (num_positions > 8)
@@ -45,7 +45,7 @@ void apply_rope(const RopeConfig& config, const RopeTable& table, int64_t num_po
     const float* const cos = table.cos.data() + row * pairs;
     const float* const sin = table.sin.data() + row * pairs;
     for (int head = 0; head < num_heads; ++head) {
-      float* const low = x + (row * num_heads + head) * config.head_dim;
+      float* const low = x + (row * num_heads + head) * shape.head_dim;
       float* const high = low + half;
       for (int64_t j = 0; j < pairs; ++j) {
         const float a = low[j];

@@ -41,7 +41,7 @@ void apply_penalties(const SamplingParams& params, std::span<const int32_t> prom
 /// Uniform in [0, 1), a pure function of its arguments.
 [[nodiscard]] double uniform_draw(uint64_t seed, int64_t position);
 
-/// log softmax(logits)[token], summed in double.
+/// log softmax(logits)[token], summed in double; NaN if any logit is.
 [[nodiscard]] double log_probability(std::span<const float> logits, int32_t token);
 
 }  // namespace quaver

@@ -165,7 +165,8 @@ int32_t sample_token(const SamplingParams& params, std::span<const float> logits
 double log_probability(std::span<const float> logits, int32_t token) {
   check(token >= 0 && static_cast<size_t>(token) < logits.size(), "token id ", token, ": expected 0 to ",
         logits.size() - 1);
-  const double best = logits[static_cast<size_t>(argmax(logits))];
+  double best = -std::numeric_limits<double>::infinity();
+  for (const float logit : logits) best = std::max<double>(best, logit);
   double total = 0.0;
   for (const float logit : logits) total += std::exp(static_cast<double>(logit) - best);
   return logits[static_cast<size_t>(token)] - best - std::log(total);
