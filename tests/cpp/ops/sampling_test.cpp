@@ -1,0 +1,179 @@
+#include "ops/sampling.h"
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "quaver/error.h"
+
+namespace quaver {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// How often each token comes up at positions 0 … draws-1.
+std::vector<double> frequencies(const SamplingParams& params, const std::vector<float>& logits, int draws) {
+  std::vector<double> counts(logits.size());
+  for (int position = 0; position < draws; ++position) {
+    counts[static_cast<size_t>(sample_token(params, logits, position))] += 1.0 / draws;
+  }
+  return counts;
+}
+
+std::vector<float> log_of(const std::vector<double>& probabilities) {
+  std::vector<float> logits;
+  for (const double p : probabilities) logits.push_back(static_cast<float>(std::log(p)));
+  return logits;
+}
+
+TEST(Sampling, ArgmaxTakesTheLowestOfEquals) {
+  EXPECT_EQ(argmax(std::vector<float>{1, 3, 3, 2}), 1);
+  EXPECT_EQ(argmax(std::vector<float>{kNan, 3, kNan, 4}), 3);
+  EXPECT_EQ(argmax(std::vector<float>{-INFINITY, -INFINITY}), 0);
+  EXPECT_THROW((void)argmax(std::vector<float>{kNan, kNan}), Error);
+}
+
+// B37: temperatures next to zero give the greedy token, never NaN.
+TEST(Sampling, TinyTemperatureIsGreedy) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0.0F, 5.0F);
+  std::vector<float> logits(1000);
+  for (float& logit : logits) logit = normal(random);
+  logits[77] = logits[500] = 40.0F;
+  for (const double temperature : {0.0, 1e-12, 1e-8, 1e-4}) {
+    for (int64_t position = 0; position < 20; ++position) {
+      EXPECT_EQ(sample_token({.temperature = temperature, .seed = 9}, logits, position), 77);
+    }
+  }
+}
+
+TEST(Sampling, FrequenciesFollowTheSoftmax) {
+  const std::vector<double> p{0.4, 0.3, 0.2, 0.1};
+  constexpr int kDraws = 40000;  // standard error of a frequency <= 0.0025
+  const std::vector<double> plain = frequencies({.temperature = 1.0, .seed = 1}, log_of(p), kDraws);
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(plain[i], p[i], 0.01) << i;
+  // Temperature 2 takes square roots: weights 0.632, 0.548, 0.447, 0.316.
+  const std::vector<double> warm = frequencies({.temperature = 2.0, .seed = 2}, log_of(p), kDraws);
+  const std::vector<double> roots{0.3254, 0.2818, 0.2301, 0.1627};
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(warm[i], roots[i], 0.01) << i;
+}
+
+TEST(Sampling, TopKTopPMinP) {
+  const std::vector<float> logits = log_of({0.1, 0.4, 0.2, 0.3});
+  constexpr int kDraws = 20000;
+  const auto top_k = frequencies({.temperature = 1.0, .top_k = 2, .seed = 4}, logits, kDraws);
+  EXPECT_NEAR(top_k[1], 4.0 / 7, 0.015);
+  EXPECT_NEAR(top_k[3], 3.0 / 7, 0.015);
+  EXPECT_EQ(top_k[0] + top_k[2], 0.0);
+  // 0.4 < 0.65 <= 0.4 + 0.3: two tokens.
+  const auto top_p = frequencies({.temperature = 1.0, .top_p = 0.65, .seed = 5}, logits, kDraws);
+  EXPECT_NEAR(top_p[1], 4.0 / 7, 0.015);
+  EXPECT_EQ(top_p[0] + top_p[2], 0.0);
+  // Within the top 3 (0.9 together) 0.4/0.9 = 0.44 is short of 0.5, so top-p keeps two.
+  const auto both = frequencies({.temperature = 1.0, .top_k = 3, .top_p = 0.5, .seed = 6}, logits, kDraws);
+  EXPECT_NEAR(both[1], 4.0 / 7, 0.015);
+  EXPECT_EQ(both[0] + both[2], 0.0);
+  // min_p 0.5: at least 0.2.
+  const auto min_p = frequencies({.temperature = 1.0, .min_p = 0.49, .seed = 7}, logits, kDraws);
+  EXPECT_NEAR(min_p[2], 2.0 / 9, 0.015);
+  EXPECT_EQ(min_p[0], 0.0);
+  // The smallest nucleus is one token.
+  EXPECT_NEAR(frequencies({.temperature = 1.0, .top_p = 1e-9}, logits, 100)[1], 1.0, 1e-12);
+}
+
+// top-p over a vocabulary larger than the first sorted block, against a full sort.
+TEST(Sampling, TopPOfAFlatVocabulary) {
+  constexpr size_t kVocab = 1000;
+  std::vector<float> logits(kVocab);
+  for (size_t i = 0; i < kVocab; ++i) logits[i] = 1e-6F * static_cast<float>((i * 2663) % kVocab);
+  std::set<int32_t> drawn;
+  for (int position = 0; position < 6000; ++position) {
+    drawn.insert(sample_token({.temperature = 1.0, .top_p = 0.5, .seed = 8}, logits, position));
+  }
+  for (const int32_t id : drawn) EXPECT_GT((static_cast<size_t>(id) * 2663) % kVocab, kVocab / 2 - 20);
+  EXPECT_GT(drawn.size(), 490U);
+  EXPECT_LT(drawn.size(), 520U);
+}
+
+// B42: the draw depends on seed and position, and on nothing else.
+TEST(Sampling, DrawIsAFunctionOfSeedAndPosition) {
+  const std::vector<float> logits = log_of({0.25, 0.25, 0.25, 0.25});
+  std::map<uint64_t, std::vector<int32_t>> streams;
+  for (const uint64_t seed : {0U, 1U, 42U, 43U}) {
+    for (int64_t position = 0; position < 64; ++position) {
+      streams[seed].push_back(sample_token({.temperature = 0.8, .seed = seed}, logits, position));
+    }
+  }
+  for (int64_t position = 63; position >= 0; --position) {  // another order, the same draws
+    EXPECT_EQ(sample_token({.temperature = 0.8, .seed = 42}, logits, position),
+              streams[42][static_cast<size_t>(position)]);
+  }
+  EXPECT_NE(streams[42], streams[43]);
+  EXPECT_NE(streams[0], streams[1]);
+}
+
+TEST(Sampling, UniformDrawIsUniform) {
+  double mean = 0;
+  double product = 0;
+  double previous = uniform_draw(5, -1);
+  constexpr int kDraws = 100000;
+  for (int i = 0; i < kDraws; ++i) {
+    const double u = uniform_draw(5, i);
+    ASSERT_GE(u, 0.0);
+    ASSERT_LT(u, 1.0);
+    mean += u / kDraws;
+    product += (u - 0.5) * (previous - 0.5) / kDraws;
+    previous = u;
+  }
+  EXPECT_NEAR(mean, 0.5, 0.004);
+  EXPECT_NEAR(product, 0.0, 0.002);
+}
+
+TEST(Sampling, Penalties) {
+  std::vector<float> logits{2, -2, 1, 0.5F};
+  const std::vector<int32_t> prompt{0, 1, 9};  // 9 is outside the vocabulary
+  const std::vector<int32_t> generated{2, 2};
+  apply_penalties({.repetition_penalty = 2.0}, prompt, generated, logits);
+  EXPECT_EQ(logits, (std::vector<float>{1, -4, 0.5F, 0.5F}));
+  apply_penalties({.presence_penalty = 0.25, .frequency_penalty = 0.5}, prompt, generated, logits);
+  EXPECT_EQ(logits, (std::vector<float>{1, -4, -0.75F, 0.5F}));
+}
+
+// B37: values out of range are refused by name.
+TEST(Sampling, RefusesParametersOutOfRange) {
+  const auto message = [](const SamplingParams& params) {
+    try {
+      check_sampling_params(params);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message({}), "");
+  EXPECT_EQ(message({.temperature = -1}), "temperature -1: expected a finite number >= 0");
+  EXPECT_NE(message({.temperature = kNan}), "");
+  EXPECT_EQ(message({.temperature = 999999}), "");
+  EXPECT_EQ(message({.top_k = -5}), "top_k -5: expected >= 1, or 0 for all tokens");
+  EXPECT_EQ(message({.top_p = 0}), "top_p 0: expected in (0, 1]");
+  EXPECT_NE(message({.top_p = 1.5}), "");
+  EXPECT_NE(message({.top_p = kNan}), "");
+  EXPECT_NE(message({.min_p = -0.1}), "");
+  EXPECT_NE(message({.repetition_penalty = 0}), "");
+  EXPECT_NE(message({.presence_penalty = kNan}), "");
+  EXPECT_NE(message({.frequency_penalty = 3}), "");
+}
+
+TEST(Sampling, LogProbability) {
+  EXPECT_NEAR(log_probability(std::vector<float>{0, 0, 0, 0}, 2), -std::log(4.0), 1e-12);
+  EXPECT_NEAR(log_probability(std::vector<float>{1000, 0}, 1), -1000.0, 1e-9);
+  EXPECT_TRUE(std::isnan(log_probability(std::vector<float>{1, kNan}, 0)));
+  EXPECT_THROW((void)log_probability(std::vector<float>{1}, 1), Error);
+}
+
+}  // namespace
+}  // namespace quaver
