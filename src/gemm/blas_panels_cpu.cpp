@@ -27,8 +27,12 @@ void dequantize_rows(const WeightView<Element>& weight, int64_t begin, int64_t e
       const int64_t block_end = std::min(weight.k, block + weight.block_k);
       const float scale = weight.scale(n, block);
       int64_t i = block;
-      for (; i + simd::kLanes <= block_end; i += simd::kLanes) {
-        simd::store(target + i, load_lanes(source + i) * simd::broadcast(scale));
+      for (; i + kStep <= block_end; i += kStep) {
+        simd::F32x8 low;
+        simd::F32x8 high;
+        load_step(source + i, low, high);
+        simd::store(target + i, low * scale);
+        simd::store(target + i + 8, high * scale);
       }
       for (; i < block_end; ++i) target[i] = to_float(source[i]) * scale;
     }

@@ -25,12 +25,17 @@ void dot_tile(const Element* w, int64_t w_stride, const float* x, int64_t x_stri
   F32x8 lanes[kRows][kColumns] = {};
   float tail[kRows][kColumns] = {};
   int64_t i = 0;
-  for (; i + simd::kLanes <= count; i += simd::kLanes) {
-    F32x8 x_lanes[kRows];
-    for (int r = 0; r < kRows; ++r) x_lanes[r] = simd::load(x + r * x_stride + i);
+  for (; i + kStep <= count; i += kStep) {
+    F32x8 x_low[kRows];
+    F32x8 x_high[kRows];
+    for (int r = 0; r < kRows; ++r) load_step(x + r * x_stride + i, x_low[r], x_high[r]);
     for (int o = 0; o < kColumns; ++o) {
-      const F32x8 w_lanes = load_lanes(w + o * w_stride + i);
-      for (int r = 0; r < kRows; ++r) lanes[r][o] = simd::fma(w_lanes, x_lanes[r], lanes[r][o]);
+      F32x8 w_low;
+      F32x8 w_high;
+      load_step(w + o * w_stride + i, w_low, w_high);
+      for (int r = 0; r < kRows; ++r) {
+        lanes[r][o] = simd::fma(w_high, x_high[r], simd::fma(w_low, x_low[r], lanes[r][o]));
+      }
     }
   }
   for (; i < count; ++i) {
@@ -40,7 +45,7 @@ void dot_tile(const Element* w, int64_t w_stride, const float* x, int64_t x_stri
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int o = 0; o < kColumns; ++o) sums[r][o] = simd::sum(lanes[r][o]) + tail[r][o];
+    for (int o = 0; o < kColumns; ++o) sums[r][o] = simd::sum_lanes(lanes[r][o]) + tail[r][o];
   }
 }
 

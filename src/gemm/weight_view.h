@@ -23,15 +23,20 @@ struct E4M3 {
   return e4m3_decode(value.code);
 }
 
-/// Eight consecutive elements in FP32.
-[[nodiscard]] inline simd::F32x8 load_lanes(const float* source) {
-  return simd::load(source);
+/// Consecutive elements that one vector step takes: 16 E4M3 codes fill a register.
+inline constexpr int kStep = 16;
+
+/// kStep consecutive elements in FP32.
+inline void load_step(const float* source, simd::F32x8& low, simd::F32x8& high) {
+  low = simd::load<simd::F32x8>(source);
+  high = simd::load<simd::F32x8>(source + 8);
 }
-[[nodiscard]] inline simd::F32x8 load_lanes(const Bf16* source) {
-  return simd::load(source);
+inline void load_step(const Bf16* source, simd::F32x8& low, simd::F32x8& high) {
+  low = simd::widen_bf16(simd::load<simd::U16x8>(source));
+  high = simd::widen_bf16(simd::load<simd::U16x8>(source + 8));
 }
-[[nodiscard]] inline simd::F32x8 load_lanes(const E4M3* source) {
-  return simd::load_e4m3(&source->code);
+inline void load_step(const E4M3* source, simd::F32x8& low, simd::F32x8& high) {
+  simd::decode_e4m3(simd::load<simd::U8x16>(source), low, high);
 }
 
 template <class Element>

@@ -14,11 +14,11 @@ constexpr int64_t kParallelValues = 1 << 15;  // below, starting threads costs m
 float inverse_rms(const float* x, int64_t dim, double eps) {
   F32x8 lanes{};
   int64_t i = 0;
-  for (; i + simd::kLanes <= dim; i += simd::kLanes) {
-    const F32x8 values = simd::load(x + i);
+  for (; i + 8 <= dim; i += 8) {
+    const F32x8 values = simd::load<F32x8>(x + i);
     lanes = simd::fma(values, values, lanes);
   }
-  double squares = simd::sum(lanes);
+  double squares = simd::sum_lanes(lanes);
   for (; i < dim; ++i) squares += static_cast<double>(x[i]) * x[i];
   return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(dim) + eps));
 }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "attention/cpu/simd.h"
+#include "core/simd.h"
 
 namespace quaver {
 

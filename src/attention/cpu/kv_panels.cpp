@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "attention/cpu/simd.h"
 #include "core/bf16.h"
+#include "core/simd.h"
 #include "kv_cache/page_format.h"
 
 namespace quaver {

@@ -9,8 +9,8 @@
 #include "attention/cpu/block_product.h"
 #include "attention/cpu/cpu_attention.h"
 #include "attention/cpu/kv_panels.h"
-#include "attention/cpu/simd.h"
 #include "core/bf16.h"
+#include "core/simd.h"
 
 namespace quaver {
 namespace {
