@@ -81,6 +81,13 @@ Generator Generator::load(const std::filesystem::path& directory, const Generato
   return {std::move(config), std::move(weights), options};
 }
 
+Generator Generator::load_dummy(const std::filesystem::path& directory, const GeneratorOptions& options, uint64_t seed,
+                                std::string_view hf_overrides_json) {
+  ModelConfig config = load_model_config(directory, hf_overrides_json);
+  ModelWeights weights = dummy_weights(config, seed);
+  return {std::move(config), std::move(weights), options};
+}
+
 void Generator::check_tokens(std::span<const int32_t> tokens, int64_t new_tokens) const {
   const auto count = static_cast<int64_t>(tokens.size());
   check(count > 0, "prompt of 0 tokens: expected at least 1");

@@ -68,6 +68,10 @@ class Generator {
   [[nodiscard]] static Generator load(const std::filesystem::path& directory, const GeneratorOptions& options,
                                       std::string_view hf_overrides_json = {});
 
+  /// The shapes of DIR/config.json with random weights (--load-format dummy); reads no weight file.
+  [[nodiscard]] static Generator load_dummy(const std::filesystem::path& directory, const GeneratorOptions& options,
+                                            uint64_t seed, std::string_view hf_overrides_json = {});
+
   /// Throws Error(kInvalidArgument) for an empty prompt, a token outside the vocabulary, parameters out of range, or
   /// prompt + max_tokens beyond max_model_len or the cache, naming both numbers.
   GenerationResult generate(std::span<const int32_t> prompt, const GenerationParams& params,

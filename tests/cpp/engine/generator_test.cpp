@@ -258,6 +258,20 @@ TEST(Generator, ObserverSeesEveryLayer) {
   EXPECT_EQ(layers, (std::vector<int>{0, 1, 2}));
 }
 
+// Dummy weights need no weight file, and a seed decides them.
+TEST(Generator, DummyWeightsGenerate) {
+  const testing::TempDir folder;
+  folder.write("config.json", testing::tiny_gemma4_config().dump());
+  const auto text = [&](uint64_t seed) {
+    return Generator::load_dummy(folder.path(), {.block_size = 16}, seed)
+        .generate(random_tokens(9), {.max_tokens = 8, .ignore_eos = true})
+        .tokens;
+  };
+  const std::vector<int32_t> first = text(1);
+  EXPECT_EQ(first.size(), 8U);
+  EXPECT_EQ(text(1), first);
+}
+
 TEST(Generator, BytesPerToken) {
   // Gemma 3: 3 layers x 1 head x 32 x (K + V).
   EXPECT_EQ(make(testing::tiny_gemma3_config(), {.block_size = 16}).kv_bytes_per_token(), 3 * 64);
