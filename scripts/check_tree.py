@@ -21,7 +21,7 @@ INCLUDE = re.compile(r'^\s*#include\s+"(\w+)/')
 ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
 ENDS_PROCESS = re.compile(r"\b(exit|abort|assert|_Exit|terminate)\s*\(")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
-COMMENTED_CODE = re.compile(r"^\s*//.*;\s*$")
+COMMENTED_CODE = re.compile(r"^\s*//(?!/)\s.*[=(].*;\s*$")
 
 
 def tracked_files() -> list[Path]:
