@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import DynamicCache, Gemma4ForCausalLM
+from reference import quantised, to_e4m3
+from transformers import Gemma4ForCausalLM
 
 import make_tiny
 import reference
 
 HERE = Path(__file__).parent
 MIN_EFFECT = 2e-2
-E4M3_MAX = 448.0
 BLOCK = 128
 SEED = 8
 
@@ -37,17 +37,8 @@ TEXT = make_tiny.GEMMA4_TEXT | {
 }
 
 
-def to_e4m3(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """FP32 x times FP32 1/scale, rounded to nearest even, saturated."""
-    return (x.float() * (1 / scale.float())).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-
-
-def quantised(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return to_e4m3(x, scale).double() * scale.double()
-
-
 def scale_of(x: torch.Tensor, dims) -> torch.Tensor:
-    return x.abs().amax(dims, keepdim=True).float() / E4M3_MAX
+    return x.abs().amax(dims, keepdim=True).float() / reference.E4M3_MAX
 
 
 def blocked(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -56,8 +47,12 @@ def blocked(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return x.reshape(x.shape[0] // rows, rows, x.shape[1] // columns, columns)
 
 
-def expand(scale: torch.Tensor, rows: int, columns: int, shape: torch.Size) -> torch.Tensor:
-    return scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
+def expand(
+    scale: torch.Tensor, rows: int, columns: int, shape: torch.Size
+) -> torch.Tensor:
+    return scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[
+        : shape[0], : shape[1]
+    ]
 
 
 def input_group_scales(x: torch.Tensor) -> torch.Tensor:
@@ -68,8 +63,12 @@ def input_group_scales(x: torch.Tensor) -> torch.Tensor:
 class Recipe:
     config: dict  # quantization_config of config.json
     weight_scale: Callable[[torch.Tensor], torch.Tensor]  # [N, K] -> as stored
-    expanded: Callable[[torch.Tensor, torch.Size], torch.Tensor]  # as stored -> one for every weight
-    input: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x [T, K], static scale) -> what is multiplied
+    expanded: Callable[
+        [torch.Tensor, torch.Size], torch.Tensor
+    ]  # as stored -> one for every weight
+    input: Callable[
+        [torch.Tensor, torch.Tensor], torch.Tensor
+    ]  # (x [T, K], static scale) -> what is multiplied
     scale_name: str = "weight_scale"
     static_input: bool = False
     kv_scales: bool = False
@@ -99,7 +98,13 @@ def modelopt_config() -> dict:
     return {
         "quant_method": "modelopt",
         "quant_algo": "FP8",
-        "config_groups": {"group_0": {"input_activations": static, "weights": static, "targets": ["Linear"]}},
+        "config_groups": {
+            "group_0": {
+                "input_activations": static,
+                "weights": static,
+                "targets": ["Linear"],
+            }
+        },
         "ignore": ["lm_head"],
         "kv_cache_scheme": static,
         "producer": {"name": "modelopt", "version": "0.37.0"},
@@ -149,39 +154,48 @@ def quantise(state: dict[str, torch.Tensor], recipe: Recipe) -> dict[str, torch.
         if not is_linear(name):
             out[name] = tensor
             continue
-        weight = tensor.float() * (torch.arange(tensor.shape[0])[:, None] / tensor.shape[0] + 0.5)
+        weight = tensor.float() * (
+            torch.arange(tensor.shape[0])[:, None] / tensor.shape[0] + 0.5
+        )
         weight *= 1.6 - torch.arange(tensor.shape[1]) / tensor.shape[1]
         scale = recipe.weight_scale(weight)
         out[name] = to_e4m3(weight, recipe.expanded(scale, weight.shape))
         out[name.replace("weight", recipe.scale_name)] = scale
         if recipe.static_input:
-            out[name.replace("weight", "input_scale")] = 0.01 * (1 + torch.rand((), generator=generator))
+            out[name.replace("weight", "input_scale")] = 0.01 * (
+                1 + torch.rand((), generator=generator)
+            )
     if recipe.kv_scales:
         for layer in range(TEXT["num_hidden_layers"]):
-            for which in "kv":  # modelopt writes v_proj.v_scale even where K=V and there is no v_proj
+            for which in (
+                "kv"
+            ):  # modelopt writes v_proj.v_scale even where K=V and there is no v_proj
                 scale = 0.02 * (1 + torch.rand((), generator=generator))
-                out[f"model.layers.{layer}.self_attn.{which}_proj.{which}_scale"] = scale
+                out[f"model.layers.{layer}.self_attn.{which}_proj.{which}_scale"] = (
+                    scale
+                )
     return out
 
 
-def fp8_kv_cache(tensors: dict[str, torch.Tensor]) -> type[DynamicCache]:
-    """K and V quantised with the checkpoint's scales, attention itself exact."""
-
-    class Fp8KvCache(DynamicCache):
-        def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-            prefix = f"model.layers.{layer_idx}.self_attn."
-            key_states = quantised(key_states, tensors[prefix + "k_proj.k_scale"]).float()
-            value_states = quantised(value_states, tensors[prefix + "v_proj.v_scale"]).float()
-            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-
-    return Fp8KvCache
+def kv_cache(tensors: dict[str, torch.Tensor]):
+    prefixes = [
+        f"model.layers.{layer}.self_attn." for layer in range(TEXT["num_hidden_layers"])
+    ]
+    return reference.fp8_kv_cache(
+        [tensors[p + "k_proj.k_scale"] for p in prefixes],
+        [tensors[p + "v_proj.v_scale"] for p in prefixes],
+    )
 
 
-def emulate(model: Gemma4ForCausalLM, tensors: dict[str, torch.Tensor], recipe: Recipe) -> None:
+def emulate(
+    model: Gemma4ForCausalLM, tensors: dict[str, torch.Tensor], recipe: Recipe
+) -> None:
     for name, stored in tensors.items():
         if not is_linear(name):
             continue
-        scale = recipe.expanded(tensors[name.replace("weight", recipe.scale_name)], stored.shape)
+        scale = recipe.expanded(
+            tensors[name.replace("weight", recipe.scale_name)], stored.shape
+        )
         weight = stored.double() * scale.double()
         static = tensors.get(name.replace("weight", "input_scale"))
 
@@ -194,37 +208,60 @@ def emulate(model: Gemma4ForCausalLM, tensors: dict[str, torch.Tensor], recipe: 
 
 
 def fresh(state: dict[str, torch.Tensor]) -> Gemma4ForCausalLM:
-    model = Gemma4ForCausalLM(Gemma4ForCausalLM.config_class(**TEXT, attn_implementation="eager")).eval()
-    model.load_state_dict({k: v.float() for k, v in state.items() if not is_linear(k)}, strict=False)
+    model = Gemma4ForCausalLM(
+        Gemma4ForCausalLM.config_class(**TEXT, attn_implementation="eager")
+    ).eval()
+    model.load_state_dict(
+        {k: v.float() for k, v in state.items() if not is_linear(k)}, strict=False
+    )
     model.tie_weights()
     reference.round_embedding_scale(model)
     return model
 
 
-def mutations(recipe: Recipe, tensors: dict[str, torch.Tensor]) -> dict[str, tuple[dict, Recipe]]:
+def mutations(
+    recipe: Recipe, tensors: dict[str, torch.Tensor]
+) -> dict[str, tuple[dict, Recipe]]:
     """What a loader could get wrong: (tensors, recipe) that it would then run."""
 
     def with_scales(change):
-        return {k: change(v) if k.endswith(recipe.scale_name) else v for k, v in tensors.items()}
+        return {
+            k: change(v) if k.endswith(recipe.scale_name) else v
+            for k, v in tensors.items()
+        }
 
     def with_input(change):
         return replace(recipe, input=change)
 
     wrong = {
-        "weight scale inverted": (with_scales(lambda s: (1 / s.float()).to(s.dtype)), recipe),
+        "weight scale inverted": (
+            with_scales(lambda s: (1 / s.float()).to(s.dtype)),
+            recipe,
+        ),
         "inputs not quantised": (tensors, with_input(lambda x, _: x.double())),
-        "one weight scale for all": (with_scales(lambda s: s.float().mean().expand(s.shape).to(s.dtype)), recipe),
+        "one weight scale for all": (
+            with_scales(lambda s: s.float().mean().expand(s.shape).to(s.dtype)),
+            recipe,
+        ),
     }
     if recipe.static_input:
         del wrong["one weight scale for all"]
-        wrong["input scale ignored"] = (tensors, with_input(lambda x, _: quantised(x, torch.ones(()))))
+        wrong["input scale ignored"] = (
+            tensors,
+            with_input(lambda x, _: quantised(x, torch.ones(()))),
+        )
     else:
-        wrong["one input scale"] = (tensors, with_input(lambda x, _: quantised(x, scale_of(x, (0, 1)))))
+        wrong["one input scale"] = (
+            tensors,
+            with_input(lambda x, _: quantised(x, scale_of(x, (0, 1)))),
+        )
         wrong["scales reversed"] = (with_scales(lambda s: s.flip(0)), recipe)
     return wrong
 
 
-def make(name: str, recipe: Recipe, state: dict[str, torch.Tensor], ids: list[list[int]]) -> None:
+def make(
+    name: str, recipe: Recipe, state: dict[str, torch.Tensor], ids: list[list[int]]
+) -> None:
     tensors = quantise(state, recipe)
 
     def run(tensors, recipe, cache=reference.Bf16KvCache) -> list[torch.Tensor]:
@@ -235,21 +272,32 @@ def make(name: str, recipe: Recipe, state: dict[str, torch.Tensor], ids: list[li
     expected = {"kv_bf16": run(tensors, recipe)}
     print(name)
     if recipe.kv_scales:
-        expected["kv_fp8"] = run(tensors, recipe, fp8_kv_cache(tensors))
-        effect = reference.relative(torch.cat(expected["kv_fp8"]), torch.cat(expected["kv_bf16"]))
+        expected["kv_fp8"] = run(tensors, recipe, kv_cache(tensors))
+        effect = reference.relative(
+            torch.cat(expected["kv_fp8"]), torch.cat(expected["kv_bf16"])
+        )
         print(f"  FP8 cache: {effect:.1e}")
     for what, (wrong_tensors, wrong_recipe) in mutations(recipe, tensors).items():
-        effect = reference.relative(torch.cat(run(wrong_tensors, wrong_recipe)), torch.cat(expected["kv_bf16"]))
+        effect = reference.relative(
+            torch.cat(run(wrong_tensors, wrong_recipe)), torch.cat(expected["kv_bf16"])
+        )
         print(f"  {what}: {effect:.1e}")
         assert not effect < MIN_EFFECT, what
 
     folder = HERE / name
     folder.mkdir(exist_ok=True)
-    config = TEXT | {"architectures": ["Gemma4ForCausalLM"], "quantization_config": recipe.config}
+    config = TEXT | {
+        "architectures": ["Gemma4ForCausalLM"],
+        "quantization_config": recipe.config,
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     make_tiny.save({k: v.contiguous() for k, v in tensors.items()}, folder)
     arrays = {f"ids_{i}": np.array(prompt, np.int32) for i, prompt in enumerate(ids)}
-    arrays |= {f"{cache}_{i}": x.numpy() for cache, logits in expected.items() for i, x in enumerate(logits)}
+    arrays |= {
+        f"{cache}_{i}": x.numpy()
+        for cache, logits in expected.items()
+        for i, x in enumerate(logits)
+    }
     np.savez_compressed(folder / "expected.npz", **arrays)
 
 

@@ -50,7 +50,9 @@ def cases() -> dict[str, str]:
     texts = {"empty": "", **{f"known {text!r}": text for text in KNOWN}}
     texts |= {f"{n} spaces": " " * n + "X" for n in range(1, 32)}
     texts |= {"33 spaces": " " * 33 + "X", "64 spaces at the end": "X" + " " * 64}
-    texts |= {f"{n} newlines between digits": "1" + "\n" * n + "2" for n in range(1, 13)}
+    texts |= {
+        f"{n} newlines between digits": "1" + "\n" * n + "2" for n in range(1, 13)
+    }
     texts |= {"40 newlines": "\n" * 40, "newlines and spaces": "a\n  \n\n   b\n \n"}
     texts |= {
         "six tabs": "\t" * 6 + " x",
@@ -86,14 +88,19 @@ def cases() -> dict[str, str]:
     return texts
 
 
-def sentencepiece_model(reader: gguf.GGUFReader) -> sentencepiece.SentencePieceProcessor:
+def sentencepiece_model(
+    reader: gguf.GGUFReader,
+) -> sentencepiece.SentencePieceProcessor:
     tokens, scores, types = (
-        reader.fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores", "token_type")
+        reader.fields[f"tokenizer.ggml.{name}"].contents()
+        for name in ("tokens", "scores", "token_type")
     )
     model = spm.ModelProto()
     model.trainer_spec.model_type = spm.TrainerSpec.BPE
     model.trainer_spec.byte_fallback = True
-    model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.bos_id = TRUE_CONTROL_IDS
+    model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.bos_id = (
+        TRUE_CONTROL_IDS
+    )
     model.trainer_spec.unk_id = UNKNOWN_ID
     model.normalizer_spec.name = "identity"
     model.normalizer_spec.add_dummy_prefix = False
@@ -114,14 +121,19 @@ def hash_ids(ids: list[int]) -> str:
 
 
 def cross_check(vectors: Path, processor: sentencepiece.SentencePieceProcessor) -> None:
-    texts = vectors.with_suffix(".gguf.inp").read_text().split("\n__ggml_vocab_test__\n")
+    texts = (
+        vectors.with_suffix(".gguf.inp").read_text().split("\n__ggml_vocab_test__\n")
+    )
     expected = vectors.with_suffix(".gguf.out").read_text().splitlines()
     agree = 0
     for text, line in zip(texts, expected, strict=False):
         theirs, ids = [int(i) for i in line.split()], processor.encode(text)
         agree += ids == theirs
         if ids != theirs:
-            print(f"llama.cpp differs on {text!r}: {theirs}, SentencePiece {ids}", file=sys.stderr)
+            print(
+                f"llama.cpp differs on {text!r}: {theirs}, SentencePiece {ids}",
+                file=sys.stderr,
+            )
     print(f"llama.cpp's vectors agree on {agree} of {len(expected)} strings")
 
 
@@ -129,7 +141,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("gguf", type=Path)
     parser.add_argument(
-        "--cross-check", type=Path, metavar="ggml-vocab-gemma-4.gguf", help="path of llama.cpp's vectors"
+        "--cross-check",
+        type=Path,
+        metavar="ggml-vocab-gemma-4.gguf",
+        help="path of llama.cpp's vectors",
     )
     args = parser.parse_args()
     processor = sentencepiece_model(gguf.GGUFReader(args.gguf))
@@ -137,7 +152,14 @@ def main() -> None:
     golden = []
     for name, text in cases().items():
         ids = processor.encode(text)
-        golden.append({"name": name, "text": text, "ids": ids, "round_trip": processor.decode(ids) == text})
+        golden.append(
+            {
+                "name": name,
+                "text": text,
+                "ids": ids,
+                "round_trip": processor.decode(ids) == text,
+            }
+        )
     for text, ids in KNOWN.items():
         assert processor.encode(text) == ids, (text, processor.encode(text), ids)
     if args.cross_check:
@@ -149,7 +171,12 @@ def main() -> None:
         "gguf_sha256": hashlib.sha256(args.gguf.read_bytes()).hexdigest(),
         "reference": f"sentencepiece {sentencepiece.__version__}",
         "cases": golden,
-        "long": {"length": length, "num_ids": len(ids), "ids_sha256": hash_ids(ids), "first_ids": ids[:32]},
+        "long": {
+            "length": length,
+            "num_ids": len(ids),
+            "ids_sha256": hash_ids(ids),
+            "first_ids": ids[:32],
+        },
     }
     (HERE / "tokenizer_gemma3.json").write_text(json.dumps(data, indent=0) + "\n")
 
