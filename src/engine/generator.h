@@ -86,6 +86,7 @@ class Generator {
   /// Called by every layer of every forward pass from now on; empty: none.
   void set_observer(LayerObserver observer) { observer_ = std::move(observer); }
 
+  [[nodiscard]] const CpuModel& model() const noexcept { return model_; }
   [[nodiscard]] const ModelConfig& config() const noexcept { return model_.config(); }
   [[nodiscard]] const ModelWeights& weights() const noexcept { return model_.weights(); }
   [[nodiscard]] int64_t max_model_len() const noexcept { return max_model_len_; }

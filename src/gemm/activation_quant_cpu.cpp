@@ -7,6 +7,8 @@
 namespace quaver {
 namespace {
 
+constexpr int64_t kParallelValues = 1 << 14;  // below, starting threads costs more than the work
+
 float dynamic_scale(const float* x, int64_t count) {
   float amax = 0.0F;
   for (int64_t i = 0; i < count; ++i) amax = std::max(amax, std::abs(x[i]));
@@ -25,7 +27,7 @@ std::vector<float> quantize_activations(const LinearWeight& weight, const float*
   const bool is_static = weight.activation == ActivationQuant::kPerTensor;
   const int64_t group = weight.activation == ActivationQuant::kPerGroup128 ? 128 : k;
   std::vector<float> rounded(static_cast<size_t>(num_rows * k));
-#pragma omp parallel for schedule(static) if (num_rows > 8)
+#pragma omp parallel for schedule(static) if (num_rows * k >= kParallelValues)
   for (int64_t row = 0; row < num_rows; ++row) {
     for (int64_t begin = 0; begin < k; begin += group) {
       const float* const source = x + row * k + begin;

@@ -16,7 +16,8 @@ using simd::F32x8;
 // 3 x 4 sums, 3 values of x and one of W fill the 16 vector registers of x86-64-v3.
 constexpr int kMaxRows = 3;
 constexpr int kOutputs = 4;
-constexpr int64_t kChunkBytes = 65536;  // of W: one work item; stays in L2 while every row of x passes by
+constexpr int64_t kChunkBytes = 65536;          // of W: one work item; stays in L2 while every row of x passes by
+constexpr int64_t kParallelProducts = 1 << 17;  // about 5 us of one core: below, threads cost more than they save
 
 /// sums[r][o] = x row r · W row o over `count` columns.
 template <class Element, int kRows, int kColumns>
@@ -80,7 +81,7 @@ void dot_rows_of(const WeightView<Element>& weight, const float* x, int64_t num_
   const int64_t row_bytes = weight.k * static_cast<int64_t>(sizeof(Element));
   const int64_t chunk = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, row_bytes * kOutputs)) * kOutputs;
   const int64_t num_chunks = (weight.n + chunk - 1) / chunk;
-#pragma omp parallel for schedule(dynamic) if (num_chunks > 1)
+#pragma omp parallel for schedule(dynamic) if (num_chunks > 1 && weight.n * weight.k * num_rows >= kParallelProducts)
   for (int64_t c = 0; c < num_chunks; ++c) {
     const int64_t begin = c * chunk;
     const int64_t end = std::min(weight.n, begin + chunk);

@@ -10,6 +10,7 @@ namespace {
 
 // From this many rows on BLAS beats dot_rows() in spite of unpacking the weight to FP32 first (bench/cpu_speed).
 constexpr int64_t kBlasMinRows = 16;
+constexpr int64_t kBlasMinElements = 1 << 14;  // of the weight: smaller ones are done before BLAS has woken its threads
 
 void check_weight(const LinearWeight& weight) {
   const ConstTensorView& w = weight.weight;
@@ -39,7 +40,8 @@ void linear(const LinearWeight& weight, const float* x, int64_t num_rows, float*
     quantised = quantize_activations(weight, x, num_rows);
     x = quantised.data();
   }
-  const bool use_blas = !fixed_order && num_rows >= kBlasMinRows;
+  const bool use_blas =
+      !fixed_order && num_rows >= kBlasMinRows && weight.out_features() * weight.in_features() >= kBlasMinElements;
   if (!use_blas || !blas_panels(weight, x, num_rows, y)) dot_rows(weight, x, num_rows, y);
 }
 

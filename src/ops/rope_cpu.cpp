@@ -4,6 +4,11 @@
 #include "ops/rope.h"
 
 namespace quaver {
+namespace {
+
+constexpr int64_t kParallelPairs = 1 << 13;  // below, starting threads costs more than the work
+
+}  // namespace
 
 std::vector<float> rope_frequencies(const RopeShape& shape) {
   check(shape.head_dim > 0 && shape.head_dim % 2 == 0, "head dim ", shape.head_dim, ": expected an even number");
@@ -23,7 +28,7 @@ void rope_table(std::span<const float> frequencies, std::span<const int32_t> pos
   const auto count = static_cast<int64_t>(positions.size());
   table.cos.resize(static_cast<size_t>(count * pairs));
   table.sin.resize(static_cast<size_t>(count * pairs));
-#pragma omp parallel for schedule(static) if (count > 8)
+#pragma omp parallel for schedule(static) if (count * pairs >= kParallelPairs)
   for (int64_t row = 0; row < count; ++row) {
     const auto position = static_cast<float>(positions[static_cast<size_t>(row)]);
     for (int64_t j = 0; j < pairs; ++j) {
@@ -40,7 +45,7 @@ void apply_rope(const RopeShape& shape, const RopeTable& table, int64_t num_posi
   const int64_t pairs = shape.rotary_pairs;
   check(static_cast<int64_t>(table.cos.size()) == num_positions * pairs, "rope table size ", table.cos.size(),
         ": expected ", num_positions * pairs);
-#pragma omp parallel for schedule(static) if (num_positions > 8)
+#pragma omp parallel for schedule(static) if (num_positions * num_heads * pairs >= kParallelPairs)
   for (int64_t row = 0; row < num_positions; ++row) {
     const float* const cos = table.cos.data() + row * pairs;
     const float* const sin = table.sin.data() + row * pairs;

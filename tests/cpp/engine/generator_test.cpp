@@ -1,34 +1,18 @@
 #include "engine/generator.h"
 
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "quaver/error.h"
-#include "testing/temp_dir.h"
-#include "testing/tiny_gemma.h"
+#include "testing/tiny_generator.h"
 
 namespace quaver {
 namespace {
 
-// A random tiny model in a folder, loaded as any model is.
-Generator make(const nlohmann::json& config, const GeneratorOptions& options) {
-  const testing::TempDir folder;
-  folder.write("config.json", config.dump());
-  testing::random_checkpoint(parse_model_config(config.dump()), 11).write(folder.path() / "model.safetensors");
-  return Generator::load(folder.path(), options);
-}
-
-std::vector<int32_t> random_tokens(size_t count) {
-  std::mt19937 random(5);
-  std::uniform_int_distribution<int32_t> token(6, 96);
-  std::vector<int32_t> tokens(count);
-  for (int32_t& id : tokens) id = token(random);
-  return tokens;
-}
+using testing::random_tokens;
 
 std::vector<int32_t> all_rows(size_t count) {
   std::vector<int32_t> rows(count);
@@ -69,9 +53,11 @@ TEST_P(BothFamilies, ChunkedPrefillEqualsOneShot) {
   const std::vector<int32_t> rows = all_rows(100);
   for (const nlohmann::json& config : configs()) {
     const std::vector<float> expected =
-        make(config, {.kv_dtype = GetParam(), .block_size = 16, .prefill_chunk = 100}).logits(tokens, rows);
+        testing::tiny_generator(config, {.kv_dtype = GetParam(), .block_size = 16, .prefill_chunk = 100})
+            .logits(tokens, rows);
     for (const int64_t chunk : {1, 7, 8, 15, 16, 17, 32, 33}) {
-      Generator chunked = make(config, {.kv_dtype = GetParam(), .block_size = 16, .prefill_chunk = chunk});
+      Generator chunked =
+          testing::tiny_generator(config, {.kv_dtype = GetParam(), .block_size = 16, .prefill_chunk = chunk});
       EXPECT_LT(relative_l2(chunked.logits(tokens, rows), expected), 2e-3) << config["model_type"] << " " << chunk;
     }
   }
@@ -85,10 +71,11 @@ TEST_P(BothFamilies, BatchInvariantChunksAreBitwiseEqual) {
   options.model.batch_invariant = true;
   for (const nlohmann::json& config : configs()) {
     options.prefill_chunk = 100;
-    const std::vector<float> expected = make(config, options).logits(tokens, rows);
+    const std::vector<float> expected = testing::tiny_generator(config, options).logits(tokens, rows);
     for (const int64_t chunk : {1, 17, 33}) {
       options.prefill_chunk = chunk;
-      EXPECT_EQ(make(config, options).logits(tokens, rows), expected) << config["model_type"] << " " << chunk;
+      EXPECT_EQ(testing::tiny_generator(config, options).logits(tokens, rows), expected)
+          << config["model_type"] << " " << chunk;
     }
   }
 }
@@ -99,7 +86,7 @@ TEST_P(BothFamilies, DecodeContinuesThePrefill) {
   options.model.batch_invariant = true;
   const std::vector<int32_t> prompt = random_tokens(30);
   for (const nlohmann::json& config : configs()) {
-    Generator generator = make(config, options);
+    Generator generator = testing::tiny_generator(config, options);
     const GenerationResult result = generator.generate(prompt, {.max_tokens = 40, .ignore_eos = true});
     ASSERT_EQ(result.tokens.size(), 40U);
     EXPECT_EQ(result.finish_reason, FinishReason::kLength);
@@ -118,7 +105,8 @@ TEST_P(BothFamilies, DecodeContinuesThePrefill) {
 TEST_P(BothFamilies, TwoRunsAreBitwiseEqual) {
   const std::vector<int32_t> tokens = random_tokens(50);
   for (const nlohmann::json& config : configs()) {
-    Generator generator = make(config, {.kv_dtype = GetParam(), .block_size = 16, .prefill_chunk = 20});
+    Generator generator =
+        testing::tiny_generator(config, {.kv_dtype = GetParam(), .block_size = 16, .prefill_chunk = 20});
     const std::vector<float> first = generator.logits(tokens, all_rows(50));
     EXPECT_EQ(generator.logits(tokens, all_rows(50)), first);  // on pages that now hold the first run's bytes
     for (const float logit : first) ASSERT_TRUE(std::isfinite(logit));
@@ -138,7 +126,7 @@ TEST(Generator, GlobalAndSlidingLayersDiffer) {
   const std::vector<int32_t> last{39};
   const auto logits = [&](const nlohmann::json& layer_types, const std::vector<int32_t>& text) {
     config["layer_types"] = layer_types;
-    return make(config, {.kv_dtype = KvDtype::kBF16, .block_size = 16}).logits(text, last);
+    return testing::tiny_generator(config, {.kv_dtype = KvDtype::kBF16, .block_size = 16}).logits(text, last);
   };
   const nlohmann::json mixed{"sliding_attention", "full_attention", "sliding_attention"};
   const nlohmann::json sliding{"sliding_attention", "sliding_attention", "sliding_attention"};
@@ -153,8 +141,9 @@ TEST(Generator, GlobalAndSlidingLayersDiffer) {
 TEST(Generator, StopIds) {
   nlohmann::json config = testing::tiny_gemma3_config();
   const std::vector<int32_t> prompt = random_tokens(8);
-  const std::vector<int32_t> free =
-      make(config, {.block_size = 16}).generate(prompt, {.max_tokens = 12, .ignore_eos = true}).tokens;
+  const std::vector<int32_t> free = testing::tiny_generator(config, {.block_size = 16})
+                                        .generate(prompt, {.max_tokens = 12, .ignore_eos = true})
+                                        .tokens;
   const int32_t stop = free[3];
   const auto first = static_cast<size_t>(std::find(free.begin(), free.end(), stop) - free.begin());
   const std::vector<int32_t> before(free.begin(), free.begin() + static_cast<int64_t>(first));
@@ -162,7 +151,7 @@ TEST(Generator, StopIds) {
   config["eos_token_id"] = {1, stop};
   std::vector<int32_t> streamed;
   const GenerationResult eos =
-      make(config, {.block_size = 16}).generate(prompt, {.max_tokens = 12}, [&](int32_t token) {
+      testing::tiny_generator(config, {.block_size = 16}).generate(prompt, {.max_tokens = 12}, [&](int32_t token) {
         streamed.push_back(token);
         return true;
       });
@@ -171,7 +160,7 @@ TEST(Generator, StopIds) {
   EXPECT_EQ(streamed, before);
 
   config["eos_token_id"] = 1;
-  Generator generator = make(config, {.block_size = 16});
+  Generator generator = testing::tiny_generator(config, {.block_size = 16});
   const GenerationResult custom =
       generator.generate(prompt, {.max_tokens = 12, .ignore_eos = true, .stop_token_ids = {stop}});
   EXPECT_EQ(custom.finish_reason, FinishReason::kStop);
@@ -179,7 +168,7 @@ TEST(Generator, StopIds) {
 }
 
 TEST(Generator, CallbackAborts) {
-  Generator generator = make(testing::tiny_gemma3_config(), {.block_size = 16});
+  Generator generator = testing::tiny_generator(testing::tiny_gemma3_config(), {.block_size = 16});
   int calls = 0;
   const GenerationResult result = generator.generate(random_tokens(8), {.max_tokens = 12, .ignore_eos = true},
                                                      [&](int32_t /*token*/) { return ++calls < 3; });
@@ -189,7 +178,7 @@ TEST(Generator, CallbackAborts) {
 
 // B37, B39: what cannot run is refused with its numbers; the generator works afterwards.
 TEST(Generator, RefusesPromptsThatDoNotFit) {
-  Generator generator = make(testing::tiny_gemma3_config(), {.block_size = 16, .max_model_len = 64});
+  Generator generator = testing::tiny_generator(testing::tiny_gemma3_config(), {.block_size = 16, .max_model_len = 64});
   const auto generate = [&](size_t prompt, int64_t max_tokens) {
     return error_of([&] { generator.generate(random_tokens(prompt), {.max_tokens = max_tokens, .ignore_eos = true}); });
   };
@@ -204,16 +193,17 @@ TEST(Generator, RefusesPromptsThatDoNotFit) {
   EXPECT_EQ(generate(59, 5), "accepted");
   EXPECT_EQ(generate(64, 0), "accepted");
   EXPECT_NE(error_of([] {
-              make(testing::tiny_gemma3_config(), {.block_size = 16, .max_model_len = 513});
+              testing::tiny_generator(testing::tiny_gemma3_config(), {.block_size = 16, .max_model_len = 513});
             }).find("max_position_embeddings 512"),
             std::string::npos);
 }
 
 // A cache of a given size refuses what it cannot hold, and takes the largest prompt that it can.
 TEST(Generator, CacheBytesBoundThePrompt) {
-  const Generator whole = make(testing::tiny_gemma3_config(), {.block_size = 16});
+  const Generator whole = testing::tiny_generator(testing::tiny_gemma3_config(), {.block_size = 16});
   const int64_t block = 16 * whole.kv_bytes_per_token() / 3;  // one layer's page: the plan has one slab
-  Generator generator = make(testing::tiny_gemma3_config(), {.block_size = 16, .kv_cache_bytes = 8 * block});
+  Generator generator =
+      testing::tiny_generator(testing::tiny_gemma3_config(), {.block_size = 16, .kv_cache_bytes = 8 * block});
   EXPECT_NE(error_of([&] { generator.generate(random_tokens(200), {.max_tokens = 1}); }).find("cache blocks"),
             std::string::npos);
   EXPECT_EQ(generator.generate(random_tokens(16), {.max_tokens = 1, .ignore_eos = true}).tokens.size(), 1U);
@@ -221,7 +211,7 @@ TEST(Generator, CacheBytesBoundThePrompt) {
 
 TEST(Generator, TokenLogprobsAreThoseOfTheLogits) {
   const std::vector<int32_t> tokens = random_tokens(75);
-  Generator generator = make(testing::tiny_gemma4_config(), {.block_size = 16, .prefill_chunk = 40});
+  Generator generator = testing::tiny_generator(testing::tiny_gemma4_config(), {.block_size = 16, .prefill_chunk = 40});
   const std::vector<double> logprobs = generator.token_logprobs(tokens);
   ASSERT_EQ(logprobs.size(), 74U);
   const std::vector<float> logits = generator.logits(tokens, all_rows(75));
@@ -233,7 +223,7 @@ TEST(Generator, TokenLogprobsAreThoseOfTheLogits) {
 
 // A seed gives the same text whatever ran before; other seeds give others.
 TEST(Generator, SeedsDecideTheText) {
-  Generator generator = make(testing::tiny_gemma3_config(), {.block_size = 16});
+  Generator generator = testing::tiny_generator(testing::tiny_gemma3_config(), {.block_size = 16});
   const std::vector<int32_t> prompt = random_tokens(5);
   const auto text = [&](uint64_t seed) {
     return generator
@@ -246,7 +236,7 @@ TEST(Generator, SeedsDecideTheText) {
 }
 
 TEST(Generator, ObserverSeesEveryLayer) {
-  Generator generator = make(testing::tiny_gemma4_config(), {.block_size = 16});
+  Generator generator = testing::tiny_generator(testing::tiny_gemma4_config(), {.block_size = 16});
   std::vector<int> layers;
   generator.set_observer([&](const LayerObservation& seen) {
     layers.push_back(seen.layer);
@@ -274,8 +264,9 @@ TEST(Generator, DummyWeightsGenerate) {
 
 TEST(Generator, BytesPerToken) {
   // Gemma 3: 3 layers x 1 head x 32 x (K + V).
-  EXPECT_EQ(make(testing::tiny_gemma3_config(), {.block_size = 16}).kv_bytes_per_token(), 3 * 64);
-  EXPECT_EQ(make(testing::tiny_gemma3_config(), {.kv_dtype = KvDtype::kBF16, .block_size = 16}).kv_bytes_per_token(),
+  EXPECT_EQ(testing::tiny_generator(testing::tiny_gemma3_config(), {.block_size = 16}).kv_bytes_per_token(), 3 * 64);
+  EXPECT_EQ(testing::tiny_generator(testing::tiny_gemma3_config(), {.kv_dtype = KvDtype::kBF16, .block_size = 16})
+                .kv_bytes_per_token(),
             3 * 128);
 }
 
