@@ -1,4 +1,4 @@
-"""The command line: quaver explain | convert. Thin: arguments in, one function call, one line on error."""
+"""The command line: quaver generate | explain | convert. Thin: arguments in, one function call, one line on error."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="quaver", description="FP8 attention and LLM serving for NVIDIA Hopper GPUs")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    _add_generate(commands.add_parser("generate", help="answer one prompt, streaming to the terminal"))
     _add_explain(commands.add_parser("explain", help="which attention kernel would run, and why"))
     _add_convert(commands.add_parser("convert", help="turn a GGUF file into a Hugging Face folder"))
     return parser
@@ -51,7 +52,42 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from quaver import __version__
 
-        parser.exit(0, f"quaver {__version__}\n")
+        print(f"quaver {__version__}")
+        parser.exit()
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or Gemma 4 model")
+    add("--prompt", required=True, help="text to continue, or the user's message with --chat")
+    add("--chat", action="store_true", help="render the prompt through the model's chat template")
+    add("--system", help="system message (with --chat)")
+    add("--max-tokens", type=int, default=128, help="most tokens to generate (default %(default)s)")
+    add("--kv-cache-dtype", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
+    add("--block-size", type=int, default=64, choices=(16, 32, 64, 128), help="tokens of a page (default %(default)s)")
+    add("--kv-scales", choices=("auto", "one"), default="auto", help="FP8 scales the checkpoint lacks: derived, or 1.0")
+    add("--attention-precision", choices=("auto", "single", "split", "full"), default="auto")
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    add("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0: all (default)")
+    add("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this probability (default 1)")
+    add("--min-p", type=float, default=0.0, help="drop tokens below this share of the likeliest one (default 0)")
+    add("--seed", type=_seed, default=0, help="of the random draws (default %(default)s)")
+    add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights of the true shapes")
+    add("--hf-overrides", default="", metavar="JSON", help="merged over config.json")
+    parser.set_defaults(run=_run_generate)
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 to 2^64 - 1")
+    return value
+
+
+def _run_generate(options: argparse.Namespace) -> int:
+    from quaver.generate import run
+
+    return run(options)
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:

@@ -3,9 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
-#include <array>
-
 #include "bindings/bindings.h"
+#include "bindings/names.h"
 #include "core/check.h"
 #include "quaver/attention.h"
 
@@ -13,21 +12,6 @@ namespace nb = nanobind;
 
 namespace quaver::bindings {
 namespace {
-
-constexpr std::array kPrecisions{Precision::kAuto, Precision::kSingle, Precision::kSplit, Precision::kFull};
-constexpr std::array kKernels{AttentionKernel::kCpu, AttentionKernel::kCpuEmulated, AttentionKernel::kDecodeFp8,
-                              AttentionKernel::kPrefillFp8, AttentionKernel::kGeneral};
-
-/// The value of `values` that `name_of` calls `name`; the message lists all of them.
-template <class Values, class NameOf>
-auto by_name(std::string_view what, std::string_view name, const Values& values, NameOf name_of) {
-  std::string known;
-  for (const auto value : values) {
-    if (name_of(value) == name) return value;
-    known += concat(known.empty() ? "" : ", ", name_of(value));
-  }
-  fail(ErrorKind::kInvalidArgument, what, " ", name, ": expected one of ", known);
-}
 
 AttentionPlan plan_or_throw(const AttentionProblem& problem) {
   const auto answer = plan_attention(problem);
@@ -48,9 +32,9 @@ AttentionProblem make_problem(int arch, int num_q_heads, const KvLayout& kv, int
                            .sinks = sinks,
                            .bidirectional_spans = bidirectional_spans,
                            .batch_invariant = batch_invariant,
-                           .precision = by_name("precision", precision, kPrecisions, precision_name),
+                           .precision = precision_by_name(precision),
                            .kernel = std::nullopt};
-  if (kernel) problem.kernel = by_name("kernel", *kernel, kKernels, kernel_name);
+  if (kernel) problem.kernel = kernel_by_name(*kernel);
   return problem;
 }
 

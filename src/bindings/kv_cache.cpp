@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/names.h"
 #include "core/check.h"
 #include "kv_cache/page_format.h"
 #include "quaver/kv_cache.h"
@@ -21,13 +22,6 @@ namespace {
 using Rows = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;  // [S, Hkv, D], any strides
 using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pages = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-KvDtype dtype_by_name(std::string_view name) {
-  for (const KvDtype dtype : {KvDtype::kE4M3, KvDtype::kBF16}) {
-    if (kv_dtype_name(dtype) == name) return dtype;
-  }
-  fail(ErrorKind::kInvalidArgument, "kv dtype ", name, ": expected fp8 or bf16");
-}
 
 ConstTensorView view_of(const Rows& rows) {
   ConstTensorView view{
@@ -106,7 +100,7 @@ void bind_kv_cache(nb::module_& module) {
           "__init__",
           [](KvLayout* self, std::string_view dtype, int num_kv_heads, int head_dim_k, std::optional<int> head_dim_v,
              int page_size) {
-            new (self) KvLayout{.dtype = dtype_by_name(dtype),
+            new (self) KvLayout{.dtype = kv_dtype_by_name(dtype),
                                 .num_kv_heads = num_kv_heads,
                                 .head_dim_k = head_dim_k,
                                 .head_dim_v = head_dim_v.value_or(head_dim_k),

@@ -8,4 +8,5 @@ NB_MODULE(_quaver, module) {
   quaver::bindings::bind_errors(module);
   quaver::bindings::bind_attention(module);
   quaver::bindings::bind_kv_cache(module);
+  quaver::bindings::bind_generator(module);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -65,7 +67,7 @@ def test_strided_rows_need_no_copy() -> None:
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ({"dtype": "int8"}, "kv dtype int8: expected fp8 or bf16"),
+    ({"dtype": "int8"}, "kv dtype int8: expected one of fp8, bf16"),
     ({"page_size": 48}, "page size 48"),
     ({"head_dim_k": 20}, "head dim 20"),
     ({"num_kv_heads": 0}, "kv heads 0"),
@@ -105,3 +107,39 @@ def test_an_override_is_kept_or_refused() -> None:
 def test_problems_without_a_plan(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _quaver.plan_attention(problem(**fields))
+
+
+def test_generation_and_its_attention_error(tiny_dir: Path) -> None:
+    """Figures of a run, the stop by callback, and errors of the size that the cache types explain."""
+    errors = {}
+    for dtype in ("fp8", "bf16"):
+        generator = _quaver.Generator.load(tiny_dir, kv_cache_dtype=dtype, max_model_len=64)
+        probe = generator.probe_attention()
+        result = generator.generate([2, 5, 6, 7], max_tokens=20, ignore_eos=True)
+        assert (len(result.tokens), result.finish_reason, result.prompt_tokens) == (20, "length", 4)
+        assert result.ttft_s > 0 and result.decode_tokens_per_s > 0
+        errors[dtype] = probe.errors()
+        assert 0 < errors[dtype].same_cache < 1e-5
+    assert 1e-3 < errors["bf16"].exact_cache < 4e-3 < 1e-2 < errors["fp8"].exact_cache < 6e-2
+
+    seen: list[int] = []
+    result = generator.generate(
+        [2, 5], lambda token: seen.append(token) or len(seen) < 3, max_tokens=9, ignore_eos=True
+    )
+    assert (seen, result.finish_reason) == (result.tokens, "abort") and len(seen) == 3
+
+
+def test_an_exception_in_the_callback_comes_back(tiny_dir: Path) -> None:
+    generator = _quaver.Generator.load(tiny_dir, max_model_len=64)
+
+    def refuse(token: int) -> bool:
+        raise LookupError(token)
+
+    with pytest.raises(LookupError):
+        generator.generate([2, 5], refuse, max_tokens=4, ignore_eos=True)
+    assert len(generator.generate([2, 5], max_tokens=4, ignore_eos=True).tokens) == 4
+
+
+def test_missing_folder_is_file_not_found(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        _quaver.Generator.load(tmp_path)

@@ -1,4 +1,4 @@
-"""The CUDA build check must find what it is there for: serialised WGMMA, unlisted spills, local memory in tile loops."""
+"""The CUDA build check must find what it is for: serialised WGMMA, unlisted spills, local memory in tile loops."""
 
 import importlib.util
 from pathlib import Path
