@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import make_tiny
 import numpy as np
+import reference
 import torch
 from reference import quantised, to_e4m3
 from transformers import Gemma4ForCausalLM
-
-import make_tiny
-import reference
 
 HERE = Path(__file__).parent
 MIN_EFFECT = 2e-2
@@ -47,12 +46,8 @@ def blocked(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return x.reshape(x.shape[0] // rows, rows, x.shape[1] // columns, columns)
 
 
-def expand(
-    scale: torch.Tensor, rows: int, columns: int, shape: torch.Size
-) -> torch.Tensor:
-    return scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[
-        : shape[0], : shape[1]
-    ]
+def expand(scale: torch.Tensor, rows: int, columns: int, shape: torch.Size) -> torch.Tensor:
+    return scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: shape[0], : shape[1]]
 
 
 def input_group_scales(x: torch.Tensor) -> torch.Tensor:
@@ -63,12 +58,8 @@ def input_group_scales(x: torch.Tensor) -> torch.Tensor:
 class Recipe:
     config: dict  # quantization_config of config.json
     weight_scale: Callable[[torch.Tensor], torch.Tensor]  # [N, K] -> as stored
-    expanded: Callable[
-        [torch.Tensor, torch.Size], torch.Tensor
-    ]  # as stored -> one for every weight
-    input: Callable[
-        [torch.Tensor, torch.Tensor], torch.Tensor
-    ]  # (x [T, K], static scale) -> what is multiplied
+    expanded: Callable[[torch.Tensor, torch.Size], torch.Tensor]  # as stored -> one for every weight
+    input: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (x [T, K], static scale) -> what is multiplied
     scale_name: str = "weight_scale"
     static_input: bool = False
     kv_scales: bool = False
@@ -154,48 +145,34 @@ def quantise(state: dict[str, torch.Tensor], recipe: Recipe) -> dict[str, torch.
         if not is_linear(name):
             out[name] = tensor
             continue
-        weight = tensor.float() * (
-            torch.arange(tensor.shape[0])[:, None] / tensor.shape[0] + 0.5
-        )
+        weight = tensor.float() * (torch.arange(tensor.shape[0])[:, None] / tensor.shape[0] + 0.5)
         weight *= 1.6 - torch.arange(tensor.shape[1]) / tensor.shape[1]
         scale = recipe.weight_scale(weight)
         out[name] = to_e4m3(weight, recipe.expanded(scale, weight.shape))
         out[name.replace("weight", recipe.scale_name)] = scale
         if recipe.static_input:
-            out[name.replace("weight", "input_scale")] = 0.01 * (
-                1 + torch.rand((), generator=generator)
-            )
+            out[name.replace("weight", "input_scale")] = 0.01 * (1 + torch.rand((), generator=generator))
     if recipe.kv_scales:
         for layer in range(TEXT["num_hidden_layers"]):
-            for which in (
-                "kv"
-            ):  # modelopt writes v_proj.v_scale even where K=V and there is no v_proj
+            for which in "kv":  # modelopt writes v_proj.v_scale even where K=V and there is no v_proj
                 scale = 0.02 * (1 + torch.rand((), generator=generator))
-                out[f"model.layers.{layer}.self_attn.{which}_proj.{which}_scale"] = (
-                    scale
-                )
+                out[f"model.layers.{layer}.self_attn.{which}_proj.{which}_scale"] = scale
     return out
 
 
 def kv_cache(tensors: dict[str, torch.Tensor]):
-    prefixes = [
-        f"model.layers.{layer}.self_attn." for layer in range(TEXT["num_hidden_layers"])
-    ]
+    prefixes = [f"model.layers.{layer}.self_attn." for layer in range(TEXT["num_hidden_layers"])]
     return reference.fp8_kv_cache(
         [tensors[p + "k_proj.k_scale"] for p in prefixes],
         [tensors[p + "v_proj.v_scale"] for p in prefixes],
     )
 
 
-def emulate(
-    model: Gemma4ForCausalLM, tensors: dict[str, torch.Tensor], recipe: Recipe
-) -> None:
+def emulate(model: Gemma4ForCausalLM, tensors: dict[str, torch.Tensor], recipe: Recipe) -> None:
     for name, stored in tensors.items():
         if not is_linear(name):
             continue
-        scale = recipe.expanded(
-            tensors[name.replace("weight", recipe.scale_name)], stored.shape
-        )
+        scale = recipe.expanded(tensors[name.replace("weight", recipe.scale_name)], stored.shape)
         weight = stored.double() * scale.double()
         static = tensors.get(name.replace("weight", "input_scale"))
 
@@ -208,27 +185,18 @@ def emulate(
 
 
 def fresh(state: dict[str, torch.Tensor]) -> Gemma4ForCausalLM:
-    model = Gemma4ForCausalLM(
-        Gemma4ForCausalLM.config_class(**TEXT, attn_implementation="eager")
-    ).eval()
-    model.load_state_dict(
-        {k: v.float() for k, v in state.items() if not is_linear(k)}, strict=False
-    )
+    model = Gemma4ForCausalLM(Gemma4ForCausalLM.config_class(**TEXT, attn_implementation="eager")).eval()
+    model.load_state_dict({k: v.float() for k, v in state.items() if not is_linear(k)}, strict=False)
     model.tie_weights()
     reference.round_embedding_scale(model)
     return model
 
 
-def mutations(
-    recipe: Recipe, tensors: dict[str, torch.Tensor]
-) -> dict[str, tuple[dict, Recipe]]:
+def mutations(recipe: Recipe, tensors: dict[str, torch.Tensor]) -> dict[str, tuple[dict, Recipe]]:
     """What a loader could get wrong: (tensors, recipe) that it would then run."""
 
     def with_scales(change):
-        return {
-            k: change(v) if k.endswith(recipe.scale_name) else v
-            for k, v in tensors.items()
-        }
+        return {k: change(v) if k.endswith(recipe.scale_name) else v for k, v in tensors.items()}
 
     def with_input(change):
         return replace(recipe, input=change)
@@ -259,9 +227,7 @@ def mutations(
     return wrong
 
 
-def make(
-    name: str, recipe: Recipe, state: dict[str, torch.Tensor], ids: list[list[int]]
-) -> None:
+def make(name: str, recipe: Recipe, state: dict[str, torch.Tensor], ids: list[list[int]]) -> None:
     tensors = quantise(state, recipe)
 
     def run(tensors, recipe, cache=reference.Bf16KvCache) -> list[torch.Tensor]:
@@ -273,14 +239,10 @@ def make(
     print(name)
     if recipe.kv_scales:
         expected["kv_fp8"] = run(tensors, recipe, kv_cache(tensors))
-        effect = reference.relative(
-            torch.cat(expected["kv_fp8"]), torch.cat(expected["kv_bf16"])
-        )
+        effect = reference.relative(torch.cat(expected["kv_fp8"]), torch.cat(expected["kv_bf16"]))
         print(f"  FP8 cache: {effect:.1e}")
     for what, (wrong_tensors, wrong_recipe) in mutations(recipe, tensors).items():
-        effect = reference.relative(
-            torch.cat(run(wrong_tensors, wrong_recipe)), torch.cat(expected["kv_bf16"])
-        )
+        effect = reference.relative(torch.cat(run(wrong_tensors, wrong_recipe)), torch.cat(expected["kv_bf16"]))
         print(f"  {what}: {effect:.1e}")
         assert not effect < MIN_EFFECT, what
 
@@ -293,11 +255,7 @@ def make(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     make_tiny.save({k: v.contiguous() for k, v in tensors.items()}, folder)
     arrays = {f"ids_{i}": np.array(prompt, np.int32) for i, prompt in enumerate(ids)}
-    arrays |= {
-        f"{cache}_{i}": x.numpy()
-        for cache, logits in expected.items()
-        for i, x in enumerate(logits)
-    }
+    arrays |= {f"{cache}_{i}": x.numpy() for cache, logits in expected.items() for i, x in enumerate(logits)}
     np.savez_compressed(folder / "expected.npz", **arrays)
 
 

@@ -17,12 +17,11 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import reference
 import torch
+from fingerprint import weights_sha256
 from tokenizers import Tokenizer
 from transformers import DynamicCache, Gemma3ForCausalLM
-
-import reference
-from fingerprint import weights_sha256
 
 HERE = Path(__file__).parent
 TEXT = (HERE.parent / "data" / "opticks.txt").read_text()
@@ -43,17 +42,13 @@ PROMPTS = {
 def greedy(model, ids: list[int]) -> list[int]:
     past, tokens, new = DynamicCache(config=model.config), [], ids
     for _ in range(NUM_GREEDY):
-        row = model(
-            torch.tensor([new]), past_key_values=past, use_cache=True, logits_to_keep=1
-        ).logits[0, -1]
+        row = model(torch.tensor([new]), past_key_values=past, use_cache=True, logits_to_keep=1).logits[0, -1]
         tokens.append(int(row.argmax()))
         new = tokens[-1:]
     return tokens
 
 
-def make_prompt(
-    model, tokenizer: Tokenizer, name: str, index: int
-) -> dict[str, np.ndarray]:
+def make_prompt(model, tokenizer: Tokenizer, name: str, index: int) -> dict[str, np.ndarray]:
     ids = [BOS, *tokenizer.encode(PROMPTS[name], add_special_tokens=False).ids]
     tokens = greedy(model, ids)
     print(f"{name}: {len(ids)} tokens, then {tokenizer.decode(tokens)!r}", flush=True)
@@ -69,12 +64,8 @@ def make_prompt(
         gaps = best.values[:-1, 0] - best.values[:-1, 1]
         plain = rows if plain is None else plain
         change = (rows - plain).norm(dim=1) / plain.norm(dim=1)
-        print(
-            f"  {name_of_cache}: smallest gap {gaps.min():.3f}; from f32 {change[0]:.1e}, at most {change.max():.1e}"
-        )
-        assert best.indices[:-1, 0].tolist() == tokens, (
-            f"{name}, {name_of_cache}: another greedy path"
-        )
+        print(f"  {name_of_cache}: smallest gap {gaps.min():.3f}; from f32 {change[0]:.1e}, at most {change.max():.1e}")
+        assert best.indices[:-1, 0].tolist() == tokens, f"{name}, {name_of_cache}: another greedy path"
         assert gaps.min() > MIN_GAP, f"{name}, {name_of_cache}: nearly a tie"
         arrays |= {
             f"{name_of_cache}_sample_{index}": rows[0, ::STRIDE].numpy(),

@@ -23,16 +23,12 @@ ROWS_AT_ONCE = 256
 @torch.no_grad()
 def logprobs(model, ids: list[int], cache: str) -> np.ndarray:
     past = reference.CACHES[cache](config=model.config)
-    hidden = model.model(
-        torch.tensor([ids]), past_key_values=past, use_cache=True
-    ).last_hidden_state[0]
+    hidden = model.model(torch.tensor([ids]), past_key_values=past, use_cache=True).last_hidden_state[0]
     parts = []
     for start in range(0, len(ids) - 1, ROWS_AT_ONCE):
         end = min(start + ROWS_AT_ONCE, len(ids) - 1)
         rows = model.lm_head(hidden[start:end]).log_softmax(dim=-1)
-        parts.append(
-            rows.gather(1, torch.tensor(ids[start + 1 : end + 1])[:, None])[:, 0]
-        )
+        parts.append(rows.gather(1, torch.tensor(ids[start + 1 : end + 1])[:, None])[:, 0])
     return torch.cat(parts).numpy()
 
 
@@ -43,9 +39,7 @@ def main() -> None:
     text = (HERE.parent / "data" / "opticks.txt").read_text()
     ids = [
         BOS,
-        *Tokenizer.from_file(str(args.model / "tokenizer.json"))
-        .encode(text, add_special_tokens=False)
-        .ids,
+        *Tokenizer.from_file(str(args.model / "tokenizer.json")).encode(text, add_special_tokens=False).ids,
     ]
     model = reference.load(Gemma3ForCausalLM, args.model)
     values = {}

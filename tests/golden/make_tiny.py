@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import reference
 import torch
 from safetensors.torch import save_file
 from transformers import (
@@ -23,8 +24,6 @@ from transformers import (
 )
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
-
-import reference
 
 HERE = Path(__file__).parent
 MIN_EFFECT = 5e-4  # relative L2 of all logits of both prompts
@@ -89,9 +88,7 @@ GEMMA4_TEXT = COMMON | {
 }
 
 
-def random_state(
-    model: PreTrainedModel, norm_offset: float, seed: int
-) -> dict[str, torch.Tensor]:
+def random_state(model: PreTrainedModel, norm_offset: float, seed: int) -> dict[str, torch.Tensor]:
     """Effective norm weights are norm_offset + w."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
@@ -105,12 +102,8 @@ def random_state(
             value = 0.7 * noise
         elif "q_norm" in name or "k_norm" in name:
             value = 0.7 * (1 + 0.3 * noise) - norm_offset
-        elif name.endswith(
-            ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
-        ):
-            value = (
-                2.5 * (1 + 0.3 * noise) - norm_offset
-            )  # the residual stream starts at 0.7 * 9.8
+        elif name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+            value = 2.5 * (1 + 0.3 * noise) - norm_offset  # the residual stream starts at 0.7 * 9.8
         elif "norm" in name:
             value = 1 + 0.3 * noise - norm_offset
         else:
@@ -123,8 +116,7 @@ def kv_scales(seed: int) -> dict[str, torch.Tensor]:
     """In compressed-tensors' spelling. Nothing clips: |k| and |v| stay below 448 * 0.02."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        f"model.layers.{layer}.self_attn.{which}_scale": 0.02
-        * (1 + torch.rand(1, generator=generator))
+        f"model.layers.{layer}.self_attn.{which}_scale": 0.02 * (1 + torch.rand(1, generator=generator))
         for layer in range(len(LAYER_TYPES))
         for which in "kv"
     }
@@ -132,10 +124,7 @@ def kv_scales(seed: int) -> dict[str, torch.Tensor]:
 
 def prompts(vocab_size: int, seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        [2, *torch.randint(3, vocab_size, (n - 1,), generator=generator).tolist()]
-        for n in PROMPT_LENGTHS
-    ]
+    return [[2, *torch.randint(3, vocab_size, (n - 1,), generator=generator).tolist()] for n in PROMPT_LENGTHS]
 
 
 def save(state: dict[str, torch.Tensor], folder: Path) -> None:
@@ -154,14 +143,8 @@ def patched(owner, name: str, value):
         setattr(owner, name, original)
 
 
-def attention_modules(
-    model: PreTrainedModel, full: bool | None = None
-) -> list[torch.nn.Module]:
-    return [
-        layer.self_attn
-        for layer in model.model.layers
-        if full is None or full != layer.self_attn.is_sliding
-    ]
+def attention_modules(model: PreTrainedModel, full: bool | None = None) -> list[torch.nn.Module]:
+    return [layer.self_attn for layer in model.model.layers if full is None or full != layer.self_attn.is_sliding]
 
 
 def fill(tensors, value: float) -> None:
@@ -187,9 +170,7 @@ def normed_keys_as_values(model: PreTrainedModel) -> None:
         attention.v_norm.forward = lambda x, a=attention: a.k_norm(x)
 
 
-def set_inv_freq(
-    model: PreTrainedModel, kind: str, change: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
+def set_inv_freq(model: PreTrainedModel, kind: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     rotary = model.model.rotary_emb
     setattr(rotary, f"{kind}_inv_freq", change(getattr(rotary, f"{kind}_inv_freq")))
 
@@ -200,47 +181,29 @@ def geometric(theta: float, size: int) -> torch.Tensor:
 
 # What is done to a fresh model; MODULE_MUTATIONS swap a function of the modelling file instead.
 SHARED_MUTATIONS: dict[str, Callable[[PreTrainedModel], None]] = {
-    "embedding scale not rounded": lambda m: m.model.embed_tokens.embed_scale.fill_(
-        m.config.hidden_size**0.5
-    ),
-    "no q_norm weight": lambda m: fill(
-        (a.q_norm.weight for a in attention_modules(m)), 0.7 - m.norm_offset
-    ),
-    "no k_norm weight": lambda m: fill(
-        (a.k_norm.weight for a in attention_modules(m)), 0.7 - m.norm_offset
-    ),
+    "embedding scale not rounded": lambda m: m.model.embed_tokens.embed_scale.fill_(m.config.hidden_size**0.5),
+    "no q_norm weight": lambda m: fill((a.q_norm.weight for a in attention_modules(m)), 0.7 - m.norm_offset),
+    "no k_norm weight": lambda m: fill((a.k_norm.weight for a in attention_modules(m)), 0.7 - m.norm_offset),
     "no post-attention norm weight": lambda m: fill(
         (x.post_attention_layernorm.weight for x in m.model.layers), 2.5 - m.norm_offset
     ),
     "window of 25": lambda m: setattr(m.config, "sliding_window", 25),
     "window of 23": lambda m: setattr(m.config, "sliding_window", 23),
     "no window": lambda m: setattr(m.config, "sliding_window", 1000),
-    "attention scale head_dim^-0.5": lambda m: [
-        setattr(a, "scaling", a.head_dim**-0.5) for a in attention_modules(m)
-    ],
-    "local theta on full layers": lambda m: set_inv_freq(
-        m, "full_attention", lambda f: geometric(1e4, len(f))
-    ),
-    "full theta on local layers": lambda m: set_inv_freq(
-        m, "sliding_attention", lambda f: geometric(1e6, len(f))
-    ),
+    "attention scale head_dim^-0.5": lambda m: [setattr(a, "scaling", a.head_dim**-0.5) for a in attention_modules(m)],
+    "local theta on full layers": lambda m: set_inv_freq(m, "full_attention", lambda f: geometric(1e4, len(f))),
+    "full theta on local layers": lambda m: set_inv_freq(m, "sliding_attention", lambda f: geometric(1e6, len(f))),
 }
 GEMMA3_MUTATIONS = SHARED_MUTATIONS | {
     "no RoPE scaling": lambda m: set_inv_freq(m, "full_attention", lambda f: f * 8),
-    "RoPE scaling on local layers": lambda m: set_inv_freq(
-        m, "sliding_attention", lambda f: f / 8
-    ),
+    "RoPE scaling on local layers": lambda m: set_inv_freq(m, "sliding_attention", lambda f: f / 8),
 }
 GEMMA4_MUTATIONS = SHARED_MUTATIONS | {
     "no layer_scalar": lambda m: fill((x.layer_scalar for x in m.model.layers), 1.0),
     "no softcap": lambda m: setattr(m.config, "final_logit_softcapping", None),
-    "no v_norm": lambda m: [
-        setattr(a.v_norm, "forward", lambda x: x) for a in attention_modules(m)
-    ],
+    "no v_norm": lambda m: [setattr(a.v_norm, "forward", lambda x: x) for a in attention_modules(m)],
     "V after k_norm": normed_keys_as_values,
-    "full RoPE on full layers": lambda m: set_inv_freq(
-        m, "full_attention", lambda f: geometric(1e6, len(f))
-    ),
+    "full RoPE on full layers": lambda m: set_inv_freq(m, "full_attention", lambda f: geometric(1e6, len(f))),
     "partial RoPE over its own dims": lambda m: set_inv_freq(
         m,
         "full_attention",
@@ -270,28 +233,21 @@ def make(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     scales = kv_scales(seed + 2)
     save(
-        {
-            key.replace("model.", prefix, 1): value
-            for key, value in (state | scales).items()
-        },
+        {key.replace("model.", prefix, 1): value for key, value in (state | scales).items()},
         folder,
     )
 
     def fresh() -> PreTrainedModel:
         config = model_class.config_class(**text_config, attn_implementation="eager")
         model = model_class(config).eval()
-        missing, unexpected = model.load_state_dict(
-            {k: v.float() for k, v in state.items()}, strict=False
-        )
+        missing, unexpected = model.load_state_dict({k: v.float() for k, v in state.items()}, strict=False)
         assert missing == ["lm_head.weight"] and not unexpected, (missing, unexpected)
         model.tie_weights()
         model.norm_offset = norm_offset
         reference.round_embedding_scale(model)
         return model
 
-    fp8_cache = reference.fp8_kv_cache(
-        *([x for n, x in scales.items() if n.endswith(f"{w}_scale")] for w in "kv")
-    )
+    fp8_cache = reference.fp8_kv_cache(*([x for n, x in scales.items() if n.endswith(f"{w}_scale")] for w in "kv"))
     for attempt in range(100):  # a prompt without near ties exists within a few draws
         fp8_cache.near_ties = 0
         ids = prompts(COMMON["vocab_size"], seed + 100 + attempt)
@@ -303,9 +259,7 @@ def make(
     def all_logits(model: PreTrainedModel, cache=DynamicCache) -> list[torch.Tensor]:
         return [reference.logits(model, prompt, cache) for prompt in ids]
 
-    expected = {
-        name: all_logits(fresh(), cache) for name, cache in reference.CACHES.items()
-    } | {"kv_fp8": kv_fp8}
+    expected = {name: all_logits(fresh(), cache) for name, cache in reference.CACHES.items()} | {"kv_fp8": kv_fp8}
     plain = torch.cat(expected["f32"])
     print(f"{name}, prompts of draw {attempt}")
     for cache in ("kv_bf16", "kv_fp8"):
@@ -327,11 +281,7 @@ def make(
         check_effect("norm weight offset of the other family", fresh())
 
     arrays = {f"ids_{i}": np.array(prompt, np.int32) for i, prompt in enumerate(ids)}
-    arrays |= {
-        f"{cache}_{i}": x.numpy()
-        for cache, logits in expected.items()
-        for i, x in enumerate(logits)
-    }
+    arrays |= {f"{cache}_{i}": x.numpy() for cache, logits in expected.items() for i, x in enumerate(logits)}
     np.savez_compressed(folder / "expected.npz", **arrays)
 
 

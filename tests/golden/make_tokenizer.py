@@ -50,9 +50,7 @@ def cases() -> dict[str, str]:
     texts = {"empty": "", **{f"known {text!r}": text for text in KNOWN}}
     texts |= {f"{n} spaces": " " * n + "X" for n in range(1, 32)}
     texts |= {"33 spaces": " " * 33 + "X", "64 spaces at the end": "X" + " " * 64}
-    texts |= {
-        f"{n} newlines between digits": "1" + "\n" * n + "2" for n in range(1, 13)
-    }
+    texts |= {f"{n} newlines between digits": "1" + "\n" * n + "2" for n in range(1, 13)}
     texts |= {"40 newlines": "\n" * 40, "newlines and spaces": "a\n  \n\n   b\n \n"}
     texts |= {
         "six tabs": "\t" * 6 + " x",
@@ -92,15 +90,12 @@ def sentencepiece_model(
     reader: gguf.GGUFReader,
 ) -> sentencepiece.SentencePieceProcessor:
     tokens, scores, types = (
-        reader.fields[f"tokenizer.ggml.{name}"].contents()
-        for name in ("tokens", "scores", "token_type")
+        reader.fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores", "token_type")
     )
     model = spm.ModelProto()
     model.trainer_spec.model_type = spm.TrainerSpec.BPE
     model.trainer_spec.byte_fallback = True
-    model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.bos_id = (
-        TRUE_CONTROL_IDS
-    )
+    model.trainer_spec.pad_id, model.trainer_spec.eos_id, model.trainer_spec.bos_id = TRUE_CONTROL_IDS
     model.trainer_spec.unk_id = UNKNOWN_ID
     model.normalizer_spec.name = "identity"
     model.normalizer_spec.add_dummy_prefix = False
@@ -121,9 +116,7 @@ def hash_ids(ids: list[int]) -> str:
 
 
 def cross_check(vectors: Path, processor: sentencepiece.SentencePieceProcessor) -> None:
-    texts = (
-        vectors.with_suffix(".gguf.inp").read_text().split("\n__ggml_vocab_test__\n")
-    )
+    texts = vectors.with_suffix(".gguf.inp").read_text().split("\n__ggml_vocab_test__\n")
     expected = vectors.with_suffix(".gguf.out").read_text().splitlines()
     agree = 0
     for text, line in zip(texts, expected, strict=False):

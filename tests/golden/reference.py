@@ -32,20 +32,14 @@ TIE_DISTANCE = 1e-6
 
 def to_e4m3(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """FP32 x times FP32 1/scale, rounded to nearest even, saturated."""
-    return (
-        (x.float() * (1 / scale.float()))
-        .clamp(-E4M3_MAX, E4M3_MAX)
-        .to(torch.float8_e4m3fn)
-    )
+    return (x.float() * (1 / scale.float())).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 
 
 def quantised(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return to_e4m3(x, scale).double() * scale.double()
 
 
-def fp8_kv_cache(
-    k_scales: list[torch.Tensor], v_scales: list[torch.Tensor]
-) -> type[DynamicCache]:
+def fp8_kv_cache(k_scales: list[torch.Tensor], v_scales: list[torch.Tensor]) -> type[DynamicCache]:
     """K and V quantised with one scale a layer; attention itself stays exact. `near_ties` counts values so close to the
     middle of two E4M3 codes that FP32 rounding elsewhere can turn them."""
 
@@ -58,10 +52,7 @@ def fp8_kv_cache(
                 (key_states, k_scales[layer_idx]),
                 (value_states, v_scales[layer_idx]),
             ):
-                above, below = (
-                    to_e4m3(states * (1 + d), scale).float()
-                    for d in (TIE_DISTANCE, -TIE_DISTANCE)
-                )
+                above, below = (to_e4m3(states * (1 + d), scale).float() for d in (TIE_DISTANCE, -TIE_DISTANCE))
                 Fp8KvCache.near_ties += int((above != below).sum())
                 stored.append(quantised(states, scale).float())
             return super().update(*stored, layer_idx, *args, **kwargs)
@@ -70,9 +61,7 @@ def fp8_kv_cache(
 
 
 def load(model_class: type[PreTrainedModel], folder) -> PreTrainedModel:
-    model = model_class.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     round_embedding_scale(model)
     return model
 
@@ -83,14 +72,10 @@ def round_embedding_scale(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def logits(
-    model: PreTrainedModel, ids: list[int], cache: type[DynamicCache], keep: int = 0
-) -> torch.Tensor:
+def logits(model: PreTrainedModel, ids: list[int], cache: type[DynamicCache], keep: int = 0) -> torch.Tensor:
     """[T, vocab] of one sequence, prefilled at once; only the last `keep` rows if given."""
     past = cache(config=model.config)
-    return model(
-        torch.tensor([ids]), past_key_values=past, use_cache=True, logits_to_keep=keep
-    ).logits[0]
+    return model(torch.tensor([ids]), past_key_values=past, use_cache=True, logits_to_keep=keep).logits[0]
 
 
 def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
