@@ -7,8 +7,9 @@
 
 namespace quaver::combine {
 
-/// Launches for all cut items of a work list without fixed splits. `max_rows`: query rows of a kv head.
+/// Launches for all cut items of a work list without fixed splits. `max_rows`: query rows of a kv head; `num_ctas`:
+/// items that are worked on at a time.
 void run_combine(int head_dim, const Partials& partials, const Output& output, const schedule::WorkListView& work,
-                 int max_rows, cudaStream_t stream);
+                 int max_rows, int num_ctas, cudaStream_t stream);
 
 }  // namespace quaver::combine

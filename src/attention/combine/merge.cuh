@@ -97,12 +97,15 @@ __device__ __forceinline__ void merge_parts(const Partials& partials, const Outp
   const int row = element / kHeadDim;
   const int column = element % kHeadDim;
   PartSum total;
+  constexpr int kBatch = kHeadDim == 64 ? 16 : 20;  // parts in flight; at d = 64 the decode kernel has 128 registers
   int part = 0;
 #pragma unroll 1
-  for (; part + 8 < item.num_parts; part += 16) {
-    add_parts<kHeadDim, 16>(partials, item.slots, row, column, part, item.num_parts, total);
+  for (; part + 12 < item.num_parts; part += kBatch) {
+    add_parts<kHeadDim, kBatch>(partials, item.slots, row, column, part, item.num_parts, total);
   }
-  if (part < item.num_parts) {
+  if (part + 8 < item.num_parts) {
+    add_parts<kHeadDim, 12>(partials, item.slots, row, column, part, item.num_parts, total);
+  } else if (part < item.num_parts) {
     add_parts<kHeadDim, 8>(partials, item.slots, row, column, part, item.num_parts, total);
   }
   const int64_t token = item.query_begin + tiles::row_token(row, output.group);

@@ -2,7 +2,7 @@
 // head.
 //
 //   schedule (once a step)  work list: every CTA of this persistent grid gets an even share of all KV tiles
-//   producer warp           walker.cuh, load.cuh: items of the share -> queue; K and V tiles -> ring, by bulk copies
+//   producer warp           load.cuh: items of the share -> queue; K and V tiles -> ring, by bulk copies
 //   consumer warpgroups     query.cuh: Q as hi + lo/16; mainloop.cuh: S, softmax, P V; epilogue.cuh: O, LSE or a part
 //   combine                 last part's CTA, or combine/ as a second kernel where rows * head_dim is large
 //
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
 
   if (warp >= kProducerWarp) {
     if constexpr (Traits::kMoveRegisters) ptx::decrease_registers<Traits::kProducerRegisters>();
-    if (warp == kProducerWarp) produce<Traits>(p, shared, ptx::shared_address(ring));
+    if (warp == kProducerWarp) Producer<Traits>(p, shared, ptx::shared_address(ring)).run();
   } else {
     if constexpr (Traits::kMoveRegisters) ptx::increase_registers<Traits::kConsumerRegisters>();
     consume<Traits>(p, shared, query, ring);

@@ -4,7 +4,7 @@
 
 #include "attention/decode_fp8/params.h"
 #include "attention/decode_fp8/traits.h"
-#include "attention/decode_fp8/walker.cuh"
+#include "attention/schedule/walker.h"
 #include "kv_cache/page_format.h"
 #include "ptx/barrier.cuh"
 #include "ptx/bulk_copy.cuh"
@@ -64,6 +64,16 @@ class PageIds {
   bool use_record_ = false;
 };
 
+/// Reads a struct whose size and address are multiples of 4 bytes past the L1 cache.
+template <class T>
+__device__ __forceinline__ void load_words(const T* from, T& to) {
+  static_assert(sizeof(T) % 4 == 0);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
+    reinterpret_cast<int*>(&to)[i] = __ldcg(reinterpret_cast<const int*>(from) + i);
+  }
+}
+
 /// Position in a ring of barriers; `parity` is the phase to wait for.
 template <int kSlots>
 struct RingPosition {
@@ -77,72 +87,108 @@ struct RingPosition {
   }
 };
 
+/// The producer's state over all pieces that its CTA takes.
 template <class Traits>
-__device__ void produce(const Parameters& p, SharedState<Traits>& state, uint32_t ring_address) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const auto piece = static_cast<int>(blockIdx.x);
-  ptx::fence_proxy_async_global();  // pages were written by ordinary stores of earlier kernels
-  const uint64_t policy = ptx::policy_evict_first();
-  const KvLayout layout{.num_kv_heads = p.layout.num_kv_heads,
-                        .head_dim_k = Traits::kHeadDim,
-                        .head_dim_v = Traits::kHeadDim,
-                        .page_size = p.layout.page_size};
-  const int page_shift = __ffs(layout.page_size) - 1;
-  const int chunk = min(Traits::kTile, layout.page_size);
+class Producer {
+ public:
+  __device__ Producer(const Parameters& p, SharedState<Traits>& state, uint32_t ring_address)
+      : p_(p),
+        state_(state),
+        ring_address_(ring_address),
+        policy_(ptx::policy_evict_first()),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        page_shift_(p.page_shift) {
+    ptx::fence_proxy_async_global();  // pages were written by ordinary stores of earlier kernels
+  }
 
-  WorkWalker<Traits> walker(p, piece);
-  PageIds ids(p, p.work.records + piece, lane);
-  RingPosition<Traits::kRingSlots> tile_slot{.parity = 1};
-  RingPosition<kItemSlots> item_slot{.parity = 1};
-  const auto publish = [&](const WorkItem& item) {
-    ptx::mbarrier_wait(ptx::shared_address(&state.item_empty[item_slot.slot]), item_slot.parity);
-    if (lane == 0) {
-      state.items[item_slot.slot] = item;
-      ptx::mbarrier_arrive(ptx::shared_address(&state.item_full[item_slot.slot]));
-    }
-    item_slot.advance();
-  };
-
-  WorkItem item{};
-  bool first_item = true;
-  while (walker.next(item)) {
-    publish(item);
-    const int first_token = max(item.tile_begin * Traits::kTile, item.first_key);
-    const int first_page = first_token >> page_shift;
-    const bool from_record = first_item && item.sequence == walker.first_sequence && first_page == walker.first_page;
-    ids.begin(item.sequence, first_page, (item.kv_len + layout.page_size - 1) >> page_shift, from_record);
-    first_item = false;
-
-    for (int tile = item.tile_begin; tile < item.tile_end; ++tile) {
-      const int tile_token = tile * Traits::kTile;
-      const int begin = max(tile_token, item.first_key) & ~15;
-      const int end = (min(tile_token + Traits::kTile, item.kv_len) + 15) & ~15;
-      ids.prepare(begin >> page_shift, (end - 1) >> page_shift);
-      // Lane i copies what the tile has of its i-th chunk; a chunk never crosses a page.
-      const int chunk_token = tile_token + lane * chunk;
-      const int from = max(chunk_token, begin);
-      const int tokens = min(chunk_token + chunk, end) - from;
-      const int64_t page = ids.get(from >> page_shift) * p.page_stride;
-      const int in_page = from & (layout.page_size - 1);
-      const int in_tile = (from - tile_token) * Traits::kHeadDim;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t full = ptx::shared_address(&state.tile_full[tile_slot.slot]);
-        ptx::mbarrier_wait(ptx::shared_address(&state.tile_empty[tile_slot.slot]), tile_slot.parity);
-        if (lane == 0) ptx::mbarrier_arrive_expect(full, (end - begin) * Traits::kHeadDim);
-        __syncwarp();
-        if (tokens > 0) {
-          const int64_t offset = half == 0 ? page_format::k_offset(layout, item.head, in_page, 0)
-                                           : page_format::v_offset(layout, item.head, in_page, 0);
-          ptx::bulk_load(ring_address + tile_slot.slot * Traits::kSlotBytes + in_tile, p.pages + page + offset,
-                         tokens * Traits::kHeadDim, full, policy);
-        }
-        tile_slot.advance();
+  /// Begins with the piece of the CTA's number; more come by ticket, to whoever is ready first.
+  __device__ void run() {
+    auto piece = static_cast<int>(blockIdx.x);
+    WorkItem item;
+    while (true) {
+      const schedule::PieceRecord* record = p_.work.records + piece;
+      schedule::WalkState next;
+      PageIds ids(p_, record, lane_);
+      load_words(&record->first, item);
+      load_words(&record->next, next);
+      schedule::WorkWalker walker(p_.shape, p_.lengths, Traits::kTile, p_.work.max_pieces, piece, next);
+      bool from_record = true;  // page ids of the piece's first item came with the record
+      for (bool more = item.rows >= 0; more; more = walker.next(item)) {
+        publish(item);
+        const int first_page = max(item.tile_begin * Traits::kTile, item.first_key) >> page_shift_;
+        const int num_pages = (item.kv_len + p_.layout.page_size - 1) >> page_shift_;
+        ids.begin(item.sequence, first_page, num_pages, from_record);
+        from_record = false;
+        for (int tile = item.tile_begin; tile < item.tile_end; ++tile) load_tile(item, tile, ids);
       }
+      if (next.line.rounds == 1) break;
+      piece = take_ticket(next.line);
+      if (piece >= next.line.num_pieces()) break;
+    }
+    item.rows = -1;
+    publish(item);
+  }
+
+ private:
+  /// Every CTA takes one ticket too many; the counter wraps to 0 with the last of them.
+  __device__ int take_ticket(const schedule::LineCut& line) const {
+    unsigned ticket = 0;
+    if (lane_ == 0) {
+      ticket = atomicInc(reinterpret_cast<unsigned*>(p_.work.ticket), static_cast<unsigned>(line.num_pieces()) - 1);
+    }
+    return line.per_round + static_cast<int>(__shfl_sync(kAllLanes, ticket, 0));
+  }
+
+  __device__ void publish(const WorkItem& item) {
+    ptx::mbarrier_wait(ptx::shared_address(&state_.item_empty[item_slot_.slot]), item_slot_.parity);
+    if (lane_ == 0) {
+      state_.items[item_slot_.slot] = item;
+      ptx::mbarrier_arrive(ptx::shared_address(&state_.item_full[item_slot_.slot]));
+    }
+    item_slot_.advance();
+  }
+
+  __device__ void load_tile(const WorkItem& item, int tile, PageIds& ids) {
+    const KvLayout layout{.num_kv_heads = p_.layout.num_kv_heads,
+                          .head_dim_k = Traits::kHeadDim,
+                          .head_dim_v = Traits::kHeadDim,
+                          .page_size = p_.layout.page_size};
+    const int chunk = min(Traits::kTile, layout.page_size);
+    const int tile_token = tile * Traits::kTile;
+    const int begin = max(tile_token, item.first_key) & ~15;
+    const int end = (min(tile_token + Traits::kTile, item.kv_len) + 15) & ~15;
+    ids.prepare(begin >> page_shift_, (end - 1) >> page_shift_);
+    // Lane i copies what the tile has of its i-th chunk; a chunk never crosses a page.
+    const int chunk_token = tile_token + lane_ * chunk;
+    const int from = max(chunk_token, begin);
+    const int tokens = min(chunk_token + chunk, end) - from;
+    const int64_t page = ids.get(from >> page_shift_) * p_.page_stride;
+    const int in_page = from & (layout.page_size - 1);
+    const int in_tile = (from - tile_token) * Traits::kHeadDim;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t full = ptx::shared_address(&state_.tile_full[tile_slot_.slot]);
+      ptx::mbarrier_wait(ptx::shared_address(&state_.tile_empty[tile_slot_.slot]), tile_slot_.parity);
+      if (lane_ == 0) ptx::mbarrier_arrive_expect(full, (end - begin) * Traits::kHeadDim);
+      __syncwarp();
+      if (tokens > 0) {
+        const int64_t offset = half == 0 ? page_format::k_offset(layout, item.head, in_page, 0)
+                                         : page_format::v_offset(layout, item.head, in_page, 0);
+        ptx::bulk_load(ring_address_ + tile_slot_.slot * Traits::kSlotBytes + in_tile, p_.pages + page + offset,
+                       tokens * Traits::kHeadDim, full, policy_);
+      }
+      tile_slot_.advance();
     }
   }
-  item.rows = -1;
-  publish(item);
-}
+
+  const Parameters& p_;
+  SharedState<Traits>& state_;
+  uint32_t ring_address_;
+  uint64_t policy_;
+  int lane_;
+  int page_shift_;
+  RingPosition<Traits::kRingSlots> tile_slot_{.parity = 1};
+  RingPosition<kItemSlots> item_slot_{.parity = 1};
+};
 
 }  // namespace quaver::decode_fp8

@@ -23,10 +23,9 @@ struct Parameters {
   int64_t page_stride = 0;
   const int32_t* block_table = nullptr;  ///< [B, max_pages]
   int64_t block_table_stride = 0;
-  const int32_t* seq_lens = nullptr;     ///< [B]
-  const int32_t* query_start = nullptr;  ///< [B+1]
-  int num_sequences = 0;
+  schedule::SequenceLengths lengths{};
   KvLayout layout{};
+  int page_shift = 0;              ///< log2 of the page size
   const float* k_scale = nullptr;  ///< [Hkv] or null
   Descale q_descale{};
   Descale k_descale{};

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "attention/tiles.h"
+#include "attention/schedule/walker.h"
 
 namespace quaver::decode_fp8 {
 
@@ -13,25 +13,10 @@ inline constexpr int kMaxRows = tiles::kMaxDecodeRows;
 /// Weight of a lo part: x = hi + lo / 16.
 inline constexpr float kLowWeight = 0.0625F;
 
+using schedule::WorkItem;
+
 /// Work items that the producer may be ahead of the consumers.
 inline constexpr int kItemSlots = 4;
-
-/// One item of a CTA's share, as the producer warp hands it to the consumers. Lives in shared memory: no initialisers.
-struct WorkItem {
-  int rows;  ///< query rows of the kv head; negative: no more work
-  int sequence;
-  int head;  ///< kv head
-  int kv_len;
-  int query_begin;
-  int query_len;
-  int first_key;  ///< lowest key that any row sees
-  int tile_begin;
-  int tile_end;
-  int part;  ///< this CTA's part of the item …
-  int num_parts;
-  int first_slot;  ///< … and where the parts go (schedule::PartSlots)
-  int rest_slot;
-};
 
 /// What differs between head dims.
 struct DecodeConfig {
@@ -69,7 +54,7 @@ struct DecodeTraits {
 
   /// setmaxnreg moves registers only inside what the launch allocated; asking for more hangs.
   static constexpr int kRegistersPerThread = 65536 / kCtasPerSm / kThreads / 8 * 8;
-  static constexpr int kProducerRegisters = 64;
+  static constexpr int kProducerRegisters = 80;
   static constexpr int kFreeRegisters = kRegistersPerThread * (kWarpgroups + 1) - kProducerRegisters;
   static constexpr int kConsumerRegisters =
       kFreeRegisters / kWarpgroups > 240 ? 240 : kFreeRegisters / kWarpgroups / 8 * 8;

@@ -1,5 +1,6 @@
 // One CTA turns device-side lengths into the work list of a step. Two phases: a running prefix sum over the sequences
-// (any number of them: the sums live in global memory), then a binary search for the start of every piece.
+// (any number of them: the sums live in global memory), then a binary search for the start of
+// every piece and the first step of its walk.
 #include <climits>
 
 #include "attention/schedule/work_list.h"
@@ -17,13 +18,16 @@ struct KernelParameters {
   int2* prefix = nullptr;
   PieceRecord* records = nullptr;
   CutRecord* cuts = nullptr;
+  int* num_cuts = nullptr;
+  int grid = 0;
   int max_pieces = 0;
   int64_t max_fixed_slots = 0;
 };
 
 __device__ SequenceWork load_work(const KernelParameters& p, int sequence) {
-  return sequence_work(p.shape, p.shape.kv_tile, p.input.query_start[sequence], p.input.query_start[sequence + 1],
-                       p.input.seq_lens[sequence]);
+  const SequenceLengths& lengths = p.input.lengths;
+  return sequence_work(p.shape, p.shape.kv_tile, lengths.query_start[sequence], lengths.query_start[sequence + 1],
+                       lengths.seq_lens[sequence]);
 }
 
 /// prefix[b] = {units, fixed slots} of one kv head of the sequences before b.
@@ -32,10 +36,10 @@ __device__ void prefix_sums(const KernelParameters& p) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   unsigned long long before = 0;  // both sums in one word: slots above, units below
-  for (int base = 0; base < p.input.num_sequences; base += kThreads) {
+  for (int base = 0; base < p.input.lengths.num_sequences; base += kThreads) {
     const int sequence = base + static_cast<int>(threadIdx.x);
     unsigned long long own = 0;
-    if (sequence < p.input.num_sequences) {
+    if (sequence < p.input.lengths.num_sequences) {
       const SequenceWork work = load_work(p, sequence);
       own = static_cast<unsigned long long>(work.fixed_slots()) << 32 | static_cast<unsigned>(work.units());
     }
@@ -51,13 +55,13 @@ __device__ void prefix_sums(const KernelParameters& p) {
       if (w < warp) exclusive += warp_sums[w];
       before += warp_sums[w];
     }
-    if (sequence < p.input.num_sequences) {
+    if (sequence < p.input.lengths.num_sequences) {
       p.prefix[sequence] = make_int2(static_cast<int>(exclusive), static_cast<int>(exclusive >> 32));
     }
     __syncthreads();
   }
   if (threadIdx.x == 0) {
-    p.prefix[p.input.num_sequences] = make_int2(static_cast<int>(before), static_cast<int>(before >> 32));
+    p.prefix[p.input.lengths.num_sequences] = make_int2(static_cast<int>(before), static_cast<int>(before >> 32));
     // 2^31 units are 64 TB of KV at head dim 256; slots beyond the workspace would be written out of bounds.
     const auto heads = static_cast<unsigned long long>(p.shape.num_kv_heads);
     const bool too_long = (before & 0xFFFFFFFFU) * heads > static_cast<unsigned long long>(INT_MAX);
@@ -66,81 +70,68 @@ __device__ void prefix_sums(const KernelParameters& p) {
   __syncthreads();
 }
 
-/// Largest b with prefix[b] * heads <= unit.
-__device__ int sequence_of(const KernelParameters& p, int unit) {
-  int low = 0;
-  int high = p.input.num_sequences;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (p.prefix[middle].x * p.shape.num_kv_heads <= unit) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-/// An item is cut at the boundary in front of `piece` (which begins `offset` units into it): tell the piece where the
-/// item's first tile lies, unless an earlier boundary did.
-__device__ void write_cut(const KernelParameters& p, const PieceRecord& record, const SequenceWork& work, int piece,
-                          int offset) {
-  CutRecord cut{};
-  if (piece < record.pieces && work.num_tiles() > 0 && offset > kItemOverhead && work.query_len > 0) {
-    const int item_begin = record.begin - offset;
-    const auto first = tiles::even_cut_owner(record.total, record.pieces, item_begin + kItemOverhead);
-    const auto last = tiles::even_cut_owner(record.total, record.pieces, item_begin + work.units() - 1);
-    if (first == piece - 1) {
-      cut = {.num_parts = static_cast<int>(last - first) + 1,
-             .sequence = record.sequence,
-             .head = record.head,
-             .query_begin = work.query_begin,
-             .rows = work.query_len * p.shape.group};
-    }
-  }
-  p.cuts[piece - 1] = cut;
-}
-
-/// kRecordPages threads a piece: one writes the record, each looks up one page id.
-__device__ void write_records(const KernelParameters& p) {
-  const int total = p.prefix[p.input.num_sequences].x * p.shape.num_kv_heads;
-  const int pieces = max(1, min(p.max_pieces, total / kMinPieceUnits));
-  // One record past the last piece exists only to see whether the last boundary cuts an item (it does not).
-  for (int i = static_cast<int>(threadIdx.x); i < (p.max_pieces + 1) * kRecordPages; i += kThreads) {
-    const int piece = i / kRecordPages;
-    const int page = i % kRecordPages;
-    PieceRecord record{.begin = total, .end = total, .total = total, .pieces = pieces};
-    SequenceWork work{};
-    UnitPlace place{};
-    if (piece < pieces && total > 0) {
-      record.begin = static_cast<int>(tiles::even_cut(total, pieces, piece));
-      record.end = static_cast<int>(tiles::even_cut(total, pieces, piece + 1));
-      record.sequence = sequence_of(p, record.begin);
-      work = load_work(p, record.sequence);
-      const int2 before = p.prefix[record.sequence];
-      const int unit = record.begin - before.x * p.shape.num_kv_heads;
-      record.head = unit / work.units();
-      record.unit = unit % work.units();
-      record.kv_len = work.kv_len;
-      record.query_begin = work.query_begin;
-      record.query_end = work.query_begin + work.query_len;
-      record.slot = before.y * p.shape.num_kv_heads;
-      place = place_unit(work, p.shape.kv_tile, record.unit);
-      const auto span = item_tiles(work, p.shape.kv_tile, place.split);
-      const int64_t tile = span.first + max(0, place.offset - kItemOverhead);
-      record.first_page = static_cast<int>(max(tile * p.shape.kv_tile, int64_t{work.first_key}) / p.shape.page_size);
-    }
-    if (page == 0 && piece > 0 && !p.shape.fixed_splits) write_cut(p, record, work, piece, place.offset);
-    if (piece == p.max_pieces) continue;
-    if (page == 0) {
-      for (int word = 0; word < 3; ++word) {
-        reinterpret_cast<int4*>(&p.records[piece])[word] = reinterpret_cast<const int4*>(&record)[word];
+/// The prefix sums, as begin_piece() asks for them.
+struct PrefixSums {
+  const KernelParameters& p;
+  __device__ int units_before(int sequence) const { return p.prefix[sequence].x; }
+  __device__ int slots_before(int sequence) const { return p.prefix[sequence].y; }
+  /// Largest b with units_before(b) * heads <= unit.
+  __device__ int sequence_of(int unit) const {
+    int low = 0;
+    int high = p.input.lengths.num_sequences;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (units_before(middle) * p.shape.num_kv_heads <= unit) {
+        low = middle;
+      } else {
+        high = middle;
       }
     }
-    const int64_t entry = record.first_page + page;
-    const bool used = entry * p.shape.page_size < work.kv_len;
-    p.records[piece].page_ids[page] =
-        used ? p.input.block_table[record.sequence * p.input.block_table_stride + entry] : 0;
+    return low;
+  }
+};
+
+/// One thread a piece: its first item. Of a cut item the piece with the second part tells the combine kernel.
+__device__ void write_pieces(const KernelParameters& p) {
+  __shared__ int num_cuts;
+  if (threadIdx.x == 0) num_cuts = 0;
+  __syncthreads();
+  const PrefixSums prefix{p};
+  const int total = prefix.units_before(p.input.lengths.num_sequences) * p.shape.num_kv_heads;
+  const int64_t items = int64_t{p.input.lengths.num_sequences} * p.shape.num_kv_heads;
+  const LineCut line = cut_line(total, items, p.grid, p.shape.min_piece_units, p.max_pieces / p.grid);
+  const int pieces = max(line.num_pieces(), p.grid);
+  for (int piece = static_cast<int>(threadIdx.x); piece < pieces; piece += kThreads) {
+    WorkWalker walker(p.shape, p.input.lengths, p.shape.kv_tile, p.max_pieces, piece,
+                      begin_piece(p.shape, p.input.lengths, line, piece, prefix));
+    WorkItem first{};
+    if (!walker.next(first)) first.rows = -1;
+    p.records[piece].first = first;
+    p.records[piece].next = walker.state();
+    if (!p.shape.fixed_splits && first.rows > 0 && first.num_parts > 1 && first.part == 1) {
+      p.cuts[atomicAdd(&num_cuts, 1)] = {.num_parts = first.num_parts,
+                                         .sequence = first.sequence,
+                                         .head = first.head,
+                                         .query_begin = first.query_begin,
+                                         .rows = first.rows,
+                                         .slots = {.first = first.first_slot, .rest = first.rest_slot}};
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) *p.num_cuts = num_cuts;
+}
+
+/// kRecordPages threads a piece look up the page ids of its first tiles.
+__device__ void write_page_ids(const KernelParameters& p) {
+  const int pieces = max(p.records[0].next.line.num_pieces(), p.grid);
+  for (int i = static_cast<int>(threadIdx.x); i < pieces * kRecordPages; i += kThreads) {
+    PieceRecord& record = p.records[i / kRecordPages];
+    const WorkItem& item = record.first;
+    const int token = max(item.tile_begin * p.shape.kv_tile, item.first_key);
+    const int entry = token / p.shape.page_size + i % kRecordPages;
+    const bool used = item.rows > 0 && int64_t{entry} * p.shape.page_size < item.kv_len;
+    record.page_ids[i % kRecordPages] =
+        used ? p.input.block_table[item.sequence * p.input.block_table_stride + entry] : 0;
   }
 }
 
@@ -148,33 +139,42 @@ __global__ void __launch_bounds__(kThreads) quaver_schedule(const __grid_constan
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
   prefix_sums(p);
-  write_records(p);
+  write_pieces(p);
+  write_page_ids(p);
 }
 
 }  // namespace
 
-WorkList::WorkList(const ScheduleShape& shape, int64_t max_sequences, int max_pieces, int64_t max_fixed_slots)
+WorkList::WorkList(const ScheduleShape& shape, int64_t max_sequences, int grid, int max_rounds, int64_t max_fixed_slots)
     : shape_(shape),
+      grid_(grid),
       max_fixed_slots_(max_fixed_slots),
       prefix_(max_sequences + 1),
-      records_(max_pieces),
-      cuts_(max_pieces) {}
+      records_(int64_t{grid} * max_rounds),
+      cuts_(int64_t{grid} * max_rounds),
+      counters_(2) {}
 
 void WorkList::schedule(const ScheduleInput& input, cudaStream_t stream) {
-  check(input.num_sequences >= 0 && input.num_sequences < prefix_.size(), "num_sequences ", input.num_sequences,
-        ": expected 0 ... ", prefix_.size() - 1);
+  check(input.lengths.num_sequences >= 0 && input.lengths.num_sequences < prefix_.size(), "num_sequences ",
+        input.lengths.num_sequences, ": expected 0 ... ", prefix_.size() - 1);
   launch_programmatic(quaver_schedule, dim3(1), kThreads, 0, stream,
                       KernelParameters{.shape = shape_,
                                        .input = input,
                                        .prefix = prefix_.data(),
                                        .records = records_.data(),
                                        .cuts = cuts_.data(),
+                                       .num_cuts = counters_.data(),
+                                       .grid = grid_,
                                        .max_pieces = static_cast<int>(records_.size()),
                                        .max_fixed_slots = max_fixed_slots_});
 }
 
 WorkListView WorkList::view() const {
-  return {.records = records_.data(), .cuts = cuts_.data(), .max_pieces = static_cast<int>(records_.size())};
+  return {.records = records_.data(),
+          .cuts = cuts_.data(),
+          .num_cuts = counters_.data(),
+          .ticket = counters_.data() + 1,
+          .max_pieces = static_cast<int>(records_.size())};
 }
 
 }  // namespace quaver::schedule

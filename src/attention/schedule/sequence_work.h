@@ -20,6 +20,7 @@ struct ScheduleShape {
   int page_size = 64;  ///< tokens
   int kv_tile = 64;    ///< tokens
   tiles::Mask mask{};
+  int min_piece_units = 1;    ///< least units of a CTA's piece
   bool fixed_splits = false;  ///< batch-invariant: items end at multiples of kFixedSplitTokens and are never cut
 };
 
