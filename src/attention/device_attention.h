@@ -16,8 +16,9 @@ using DeviceAttentionLimits = decode_fp8::Limits;
 
 class DeviceAttention {
  public:
-  /// Allocates the work list and the workspace on the current device. Throws Error(kUnsupported) for a plan whose kernel
-  /// does not run on `device`, Error(kInvalidArgument) for a plan that does not fit the problem, Error(kOutOfMemory).
+  /// Allocates the work list and the workspace on the current device. Throws Error(kUnsupported) for a plan whose
+  /// kernel does not run on `device`, Error(kInvalidArgument) for a plan that does not fit the problem,
+  /// Error(kOutOfMemory).
   DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                   const DeviceAttentionLimits& limits);
 
