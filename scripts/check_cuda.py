@@ -7,7 +7,7 @@ BUILD_LOG is the output of a build with -Xptxas -v. Fails on
   * ptxas warnings C75xx (wgmma.mma_async serialised, setmaxnreg ignored)
   * spill stores or loads of a kernel that cmake/spills.txt does not list, or above the listed bytes, or above 32 bytes
   * local-memory accesses (STL, LDL) inside the innermost loops that contain a WGMMA, in the objects' machine code
-A line of spills.txt: <kernel name, a part of the mangled name> <bytes> <reason>. A line that no kernel needs is an error too.
+A line of spills.txt: <part of the kernel's mangled name> <bytes> <reason>. A line that no kernel needs is an error too.
 """
 
 import argparse
