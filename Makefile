@@ -14,4 +14,4 @@ gpu-check:
 	@scripts/setup.sh && scripts/gpu_check.sh
 
 bench:
-	@scripts/build.sh quaver_python && .venv/bin/quaver bench
+	@scripts/build.sh quaver_python && .venv/bin/quaver bench attention --suite decode

@@ -1,4 +1,4 @@
-"""The command line: quaver generate | explain | convert. Thin: arguments in, one function call, one line on error."""
+"""The command line: quaver generate | explain | convert | bench. Thin: arguments in, one call, one line on error."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(commands.add_parser("generate", help="answer one prompt, streaming to the terminal"))
     _add_explain(commands.add_parser("explain", help="which attention kernel would run, and why"))
     _add_convert(commands.add_parser("convert", help="turn a GGUF file into a Hugging Face folder"))
+    _add_bench(commands.add_parser("bench", help="measure"))
     return parser
 
 
@@ -130,4 +131,21 @@ def _run_convert(options: argparse.Namespace) -> int:
     with SlowTask(f"converting {options.source.name}") as task:
         convert(options.source, options.out_dir, task.update)
     print(f"wrote {options.out_dir}")
+    return 0
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    suites = parser.add_subparsers(dest="what", required=True, metavar="what")
+    attention = suites.add_parser("attention", help="time the GPU attention kernels (needs an H100 or H200)")
+    attention.add_argument("--suite", default="decode", help="decode (default)")
+    attention.add_argument("--out", type=Path, default=Path("decode.json"), help="report (default %(default)s)")
+    attention.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
+    attention.add_argument("--plot", type=Path, metavar="FILE", help="draw the report as .svg or .png")
+    attention.set_defaults(run=_run_bench_attention)
+
+
+def _run_bench_attention(options: argparse.Namespace) -> int:
+    from quaver.bench.attention import run
+
+    run(options.suite, options.out, options.only, options.plot)
     return 0
