@@ -33,7 +33,7 @@ void AttentionProbe::measure(const LayerObservation& seen, const History& histor
       read_back(layout, seen.cache.pages(seen.layer), seen.batch.groups[group].block_table, seen.batch.seq_lens[0],
                 scaled ? weights.k_scale : none, scaled ? weights.v_scale : none);
 
-  const auto row_size = static_cast<size_t>(model_.config().num_q_heads * shape.head_dim);
+  const auto row_size = static_cast<size_t>(model_.config().num_q_heads) * static_cast<size_t>(shape.head_dim);
   const std::span<const float> row = seen.attention.last(row_size);
   const auto add = [&](std::span<const float> k, std::span<const float> v, Sum& sum) {
     const OracleOutput reference = attention_oracle({.num_q_heads = model_.config().num_q_heads,

@@ -31,6 +31,8 @@ void dot_tile(const Element* w, int64_t w_stride, const float* x, int64_t x_stri
     F32x8 x_high[kRows];
     for (int r = 0; r < kRows; ++r) load_step(x + r * x_stride + i, x_low[r], x_high[r]);
     for (int o = 0; o < kColumns; ++o) {
+      // The next tile: hardware prefetchers do not follow four short rows at once (1.5x in decode at K = 640).
+      __builtin_prefetch(w + (o + kColumns) * w_stride + i);
       F32x8 w_low;
       F32x8 w_high;
       load_step(w + o * w_stride + i, w_low, w_high);

@@ -35,6 +35,7 @@ ConstTensorView view_of(const std::vector<float>& values) {
 
 std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype) {
   std::vector<LayerCacheSpec> specs;
+  specs.reserve(config.layers.size());
   for (const LayerConfig& layer : config.layers) {
     specs.push_back({.layout = {.dtype = dtype,
                                 .num_kv_heads = layer.num_kv_heads,

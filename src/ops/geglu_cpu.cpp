@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <numbers>
 
 #include "core/simd.h"
 #include "ops/geglu.h"
@@ -14,7 +15,8 @@ constexpr int64_t kBlock = 4096;  // values of one work item
 
 /// x/2 (1 + tanh u) is x / (1 + e^-2u), which keeps its relative accuracy where tanh u is close to -1.
 F32x8 gelu_tanh(F32x8 x) {
-  constexpr float kScale = -2.30220819813F;  // -2 sqrt(2/pi) / ln 2: e^-2u = 2^exponent
+  // -2 sqrt(2/pi) / ln 2, so that e^-2u = 2^exponent.
+  constexpr float kScale = -std::numbers::log2e_v<float> * 1.59576912F;
   const F32x8 exponent = x * simd::fma(x * x, simd::broadcast(0.044715F), simd::broadcast(1.0F)) * kScale;
   const F32x8 limit = simd::broadcast(126.0F);  // 2^126 is finite, and x / 2^126 is as good as 0
   return x / (1.0F + simd::exp2(simd::select(exponent > limit, limit, exponent)));

@@ -15,7 +15,7 @@ float inverse_rms(const float* x, int64_t dim, double eps) {
   F32x8 lanes{};
   int64_t i = 0;
   for (; i + 8 <= dim; i += 8) {
-    const F32x8 values = simd::load<F32x8>(x + i);
+    const auto values = simd::load<F32x8>(x + i);
     lanes = simd::fma(values, values, lanes);
   }
   double squares = simd::sum_lanes(lanes);
