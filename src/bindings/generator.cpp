@@ -1,6 +1,7 @@
 // Model folders and the generate loop. C++ works without the GIL; each new token takes it for the caller's function.
 #include "engine/generator.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -28,12 +29,14 @@ KvScalePolicy kv_scales_by_name(std::string_view name) {
 
 Generator load(const std::filesystem::path& directory, std::string_view kv_cache_dtype, int block_size,
                int64_t max_model_len, std::string_view kv_scales, std::string_view attention_precision,
-               const std::optional<std::string>& attention_kernel, const std::string& hf_overrides,
-               std::optional<uint64_t> dummy_seed) {
+               const std::optional<std::string>& attention_kernel, int64_t prefill_chunk, bool batch_invariant,
+               const std::string& hf_overrides, std::optional<uint64_t> dummy_seed) {
   GeneratorOptions options{.kv_dtype = kv_dtype_by_name(kv_cache_dtype),
                            .block_size = block_size,
                            .max_model_len = max_model_len,
+                           .prefill_chunk = prefill_chunk,
                            .kv_scales = kv_scales_by_name(kv_scales)};
+  options.model.batch_invariant = batch_invariant;
   options.model.attention_precision = precision_by_name(attention_precision);
   if (attention_kernel) options.model.attention_kernel = kernel_by_name(*attention_kernel);
   const nb::gil_scoped_release release;
@@ -72,6 +75,25 @@ std::shared_ptr<AttentionProbe> probe_attention(Generator& generator) {
   auto probe = std::make_shared<AttentionProbe>(generator.model(), kProbeInterval);
   generator.set_observer([probe](const LayerObservation& observation) { probe->observe(observation); });
   return probe;
+}
+
+using FloatRows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;  // owns its memory
+
+FloatRows logits(Generator& generator, const std::vector<int32_t>& tokens, const std::vector<int32_t>& rows) {
+  auto values = std::make_unique<std::vector<float>>();
+  {
+    const nb::gil_scoped_release release;
+    *values = generator.logits(tokens, rows);
+  }
+  float* const data = values->data();
+  const nb::capsule owner(values.get(), [](void* memory) noexcept { delete static_cast<std::vector<float>*>(memory); });
+  values.release();  // NOLINT(bugprone-unused-return-value): the capsule owns it now
+  return {data, {rows.size(), static_cast<size_t>(generator.config().vocab_size)}, owner};
+}
+
+std::vector<double> token_logprobs(Generator& generator, const std::vector<int32_t>& tokens) {
+  const nb::gil_scoped_release release;
+  return generator.token_logprobs(tokens);
 }
 
 }  // namespace
@@ -113,7 +135,8 @@ void bind_generator(nb::module_& module) {
       .def_static("load", &load, nb::arg("directory"), nb::kw_only(), nb::arg("kv_cache_dtype") = "fp8",
                   nb::arg("block_size") = 64, nb::arg("max_model_len") = 0, nb::arg("kv_scales") = "auto",
                   nb::arg("attention_precision") = "auto", nb::arg("attention_kernel") = nb::none(),
-                  nb::arg("hf_overrides") = "", nb::arg("dummy_seed") = nb::none(),
+                  nb::arg("prefill_chunk") = 512, nb::arg("batch_invariant") = false, nb::arg("hf_overrides") = "",
+                  nb::arg("dummy_seed") = nb::none(),
                   "Loads a Hugging Face folder; with dummy_seed, random weights of its shapes")
       .def("generate", &generate, nb::arg("prompt"), nb::arg("on_token") = nb::none(), nb::kw_only(),
            nb::arg("max_tokens") = 16, nb::arg("temperature") = 0.0, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0,
@@ -122,6 +145,10 @@ void bind_generator(nb::module_& module) {
            "Continues `prompt` (token ids); on_token(id) is called with each new token and returns False to stop")
       .def("probe_attention", &probe_attention, nb::keep_alive<0, 1>(),
            "Measures the attention of the generations that follow; returns the AttentionProbe")
+      .def("logits", &logits, nb::arg("tokens"), nb::arg("rows"),
+           "Logits [len(rows), vocab] after each of the tokens `rows`, ascending indices")
+      .def("token_logprobs", &token_logprobs, nb::arg("tokens"),
+           "log P(tokens[i+1] | tokens[0 to i]) for every token but the first")
       .def_prop_ro("config", &Generator::config, nb::rv_policy::reference_internal)
       .def_prop_ro("max_model_len", &Generator::max_model_len)
       .def_prop_ro("kv_bytes_per_token", &Generator::kv_bytes_per_token)
