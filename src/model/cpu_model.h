@@ -24,7 +24,7 @@ namespace quaver {
 struct CpuModelOptions {
   bool batch_invariant = false;  ///< a sequence's results do not depend on its batch-mates, bit for bit
   Precision attention_precision = Precision::kAuto;
-  std::optional<AttentionKernel> attention_kernel;  ///< kCpuEmulated generates with the GPU kernels' numerics
+  std::optional<AttentionKernel> attention_kernel{};  ///< kCpuEmulated generates with the GPU kernels' numerics
 };
 
 /// What one layer computed in one step: for probes. Everything is valid only during the call.
