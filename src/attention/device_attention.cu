@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "attention/checks.h"
+#include "attention/general/launch.h"
 
 namespace quaver {
 namespace {
@@ -30,23 +31,31 @@ void check_alignment(const ConstTensorView& view, std::string_view name, int64_t
 DeviceAttention::DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                                  const DeviceAttentionLimits& limits)
     : problem_(problem) {
-  check_as(ErrorKind::kUnsupported, plan.kernel == AttentionKernel::kDecodeFp8, "kernel ", kernel_name(plan.kernel),
-           ": expected decode_fp8");
-  decode_.emplace(problem, plan, device, limits);
+  switch (plan.kernel) {
+    case AttentionKernel::kDecodeFp8: decode_.emplace(problem, plan, device, limits); return;
+    case AttentionKernel::kGeneral: general::prepare(problem, device); return;
+    default: break;
+  }
+  fail(ErrorKind::kUnsupported, "kernel ", kernel_name(plan.kernel), ": expected decode_fp8 or general");
 }
 
 void DeviceAttention::schedule(const AttentionArgs& args, cudaStream_t stream) {
   check_dense(args.seq_lens, "seq_lens");
   check_dense(args.query_start, "query_start");
   check_dense(args.block_table, "block_table");
-  decode_->schedule(args.seq_lens, args.query_start, args.block_table, stream);
+  if (decode_) decode_->schedule(args.seq_lens, args.query_start, args.block_table, stream);
 }
 
 void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream) {
   check_tensors(problem_, args);
+  check_dense(args.seq_lens, "seq_lens");
+  check_dense(args.query_start, "query_start");
+  check_dense(args.block_table, "block_table");
   check_dense(args.k_scale, "k_scale");
   check_dense(args.v_scale, "v_scale");
   check_dense(args.sinks, "sinks");
+  check_dense(args.span_ids, "span_ids");
+  if (!decode_) return general::run(problem_, args, stream);
   check_alignment(args.q, "q", 4);
   check_alignment(args.out, "out", 2);
   decode_->run(args, stream);

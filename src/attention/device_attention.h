@@ -22,7 +22,8 @@ class DeviceAttention {
   DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                   const DeviceAttentionLimits& limits);
 
-  /// Makes the work list from `args.seq_lens`, `args.query_start` and `args.block_table` in device memory.
+  /// Makes the work list from `args.seq_lens`, `args.query_start` and `args.block_table` in device memory. (The general
+  /// kernel has none.)
   void schedule(const AttentionArgs& args, cudaStream_t stream);
 
   /// One layer, with the lengths and the block table of the last schedule(). Checks what the host can see (shapes,
@@ -32,7 +33,7 @@ class DeviceAttention {
 
  private:
   AttentionProblem problem_;
-  std::optional<decode_fp8::DecodeFp8> decode_;
+  std::optional<decode_fp8::DecodeFp8> decode_;  // empty: the general kernel, which keeps nothing between calls
 };
 
 }  // namespace quaver

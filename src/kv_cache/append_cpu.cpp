@@ -6,6 +6,7 @@
 #include "core/bf16.h"
 #include "core/check.h"
 #include "core/e4m3.h"
+#include "kv_cache/append_checks.h"
 #include "kv_cache/page_format.h"
 #include "kv_cache/scales.h"
 
@@ -22,31 +23,8 @@ struct Segment {
   int count = 0;
 };
 
-/// As check(), but formats the view only when the check fails.
-template <class... Parts>
-void check_view(bool ok, const char* name, const ConstTensorView& view, const Parts&... expected) {
-  if (!ok) [[unlikely]]
-    fail(ErrorKind::kInvalidArgument, name, " ", to_string(view), ": expected ", expected...);
-}
-
-void check_rows(const char* name, const ConstTensorView& rows, int64_t num_tokens, int heads, int head_dim) {
-  check_view(rows.dtype == DType::kF32 || rows.dtype == DType::kBF16, name, rows, "f32 or bf16 rows");
-  check_view(rows.rank == 3 && rows.dim(0) == num_tokens && rows.dim(1) == heads && rows.dim(2) == head_dim, name, rows,
-             "[", num_tokens, ", ", heads, ", ", head_dim, "]");
-  if (num_tokens == 0) return;
-  check_view(rows.given() && rows.device.kind == Device::Kind::kCpu, name, rows, "a tensor on the cpu");
-  check(rows.stride(2) == 1 || head_dim == 1, name, " last stride ", rows.stride(2), ": expected 1");
-  const int64_t alignment = dtype_bytes(rows.dtype);
-  check(std::bit_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(alignment) == 0, name,
-        " address: expected a multiple of the element's ", alignment, " bytes");
-}
-
-void check_scales(const char* name, const ConstTensorView& scales, int heads) {
-  if (!scales.given()) return;
-  check_view(scales.dtype == DType::kF32 && scales.rank == 1 && scales.dim(0) == heads &&
-                 scales.device.kind == Device::Kind::kCpu,
-             name, scales, "f32[", heads, "] on cpu");
-  for (int head = 0; head < heads; ++head) {
+void check_scale_values(const char* name, const ConstTensorView& scales, int heads) {
+  for (int head = 0; scales.given() && head < heads; ++head) {
     const float scale = static_cast<const float*>(scales.data)[head * scales.stride(0)];
     if (!is_scale(scale)) check_scale(concat(name, "[", head, "]"), scale);
   }
@@ -96,23 +74,6 @@ std::vector<Segment> segments_of(const ConstTensorView& slots, int64_t num_slots
   }
   if (!ascending) check_unique(used);
   return segments;
-}
-
-void check_args(const AppendArgs& args) {
-  const KvLayout& layout = args.layout;
-  check_layout(layout);
-  check_view(args.slots.dtype == DType::kI64 && args.slots.rank == 1, "slots", args.slots, "i64[T]");
-  const int64_t num_tokens = args.slots.dim(0);
-  check_view(num_tokens == 0 || (args.slots.given() && args.slots.device.kind == Device::Kind::kCpu), "slots",
-             args.slots, "a tensor on the cpu");
-  check_rows("k", args.k, num_tokens, layout.num_kv_heads, layout.head_dim_k);
-  check_rows("v", args.v, num_tokens, layout.num_kv_heads, layout.head_dim_v);
-  check_scales("k_scale", args.k_scale, layout.num_kv_heads);
-  check_scales("v_scale", args.v_scale, layout.num_kv_heads);
-  check_view(args.pages.given() && args.pages.dtype == DType::kU8 && args.pages.rank == 2 &&
-                 args.pages.stride(1) == 1 && args.pages.dim(1) >= page_format::page_bytes(layout) &&
-                 args.pages.device.kind == Device::Kind::kCpu,
-             "pages", args.pages, "u8[num_pages, >= ", page_format::page_bytes(layout), "] on cpu");
 }
 
 float to_f32(float value) {
@@ -239,8 +200,10 @@ struct Writer {
 }  // namespace
 
 void append_kv(const AppendArgs& args) {
-  check_args(args);
+  check_append_tensors(args, Device::Kind::kCpu);
   const KvLayout& layout = args.layout;
+  check_scale_values("k_scale", args.k_scale, layout.num_kv_heads);
+  check_scale_values("v_scale", args.v_scale, layout.num_kv_heads);
   const std::vector<Segment> segments = segments_of(args.slots, args.pages.dim(0) * layout.page_size);
   const Writer writer{.args = args,
                       .k_inverse = inverse_scales(args.k_scale, layout.num_kv_heads),

@@ -54,7 +54,7 @@ DeviceCase::DeviceCase(const Case& host) : problem(host.problem), args(host.args
              .max_kv_tokens = std::accumulate(host.seq_lens.begin(), host.seq_lens.end(), int64_t{0})};
   for (ConstTensorView* view :
        {&args.q, &args.pages, &args.block_table, &args.seq_lens, &args.query_start, &args.k_scale, &args.v_scale,
-        &args.q_descale, &args.k_descale, &args.v_descale, &args.sinks}) {
+        &args.q_descale, &args.k_descale, &args.v_descale, &args.sinks, &args.span_ids}) {
     view->data = keep(*view);
     view->device = kGpu;
   }

@@ -103,7 +103,7 @@ TEST(AppendChecks, ShapesTypesAndPlaces) {
 TEST(AppendChecks, MisalignedRows) {
   AppendCase append(kSmall, {0, 1, 2}, 2);
   for (const int shift : {1, 2, 3}) {
-    expect_refused(append, "k address: expected a multiple of the element's 4 bytes",
+    expect_refused(append, "k address: expected a multiple of 4 bytes",
                    [&](AppendArgs& a) { a.k.data = static_cast<const char*>(a.k.data) + shift; });
   }
 }

@@ -1,0 +1,264 @@
+// append_kv() on the GPU. K and V are separate jobs (gridDim.z). K needs no grouping: 16 values of a token are 16 bytes
+// of its page. The 16-byte pieces of V hold one column of 16 tokens: the block kernel finds tokens that fill such a
+// block and writes whole pieces, everything else is written byte by byte.
+#include <bit>
+
+#include "core/cuda.h"
+#include "kv_cache/append_checks.h"
+#include "kv_cache/append_write.cuh"
+#include "kv_cache/device_cache.h"
+#include "ptx/launch.cuh"
+
+namespace quaver {
+namespace {
+
+using append::Target;
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBlock = 16;  // tokens of a V block
+/// Up to this many tokens every (token, head) has a warp of its own: decode tokens lie in different blocks anyway, and
+/// the block kernel would leave most of the GPU idle.
+constexpr int64_t kMaxTokensByWarp = 512;
+
+/// K or V rows [T, Hkv, D].
+struct Rows {
+  const Bf16* data = nullptr;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  int dim = 0;
+  const float* scale = nullptr;
+  int64_t scale_stride = 0;
+  [[nodiscard]] __device__ const Bf16* row(int64_t token, int head) const {
+    return data + token * token_stride + head * head_stride;
+  }
+  [[nodiscard]] __device__ float inverse(int head) const { return append::inverse_scale(scale, scale_stride, head); }
+};
+
+struct Parameters {
+  Rows k{};
+  Rows v{};
+  const int64_t* slots = nullptr;
+  int64_t slot_stride = 0;
+  int64_t num_tokens = 0;
+  Target target{};
+  /// Slot of a token; -1 outside the batch.
+  [[nodiscard]] __device__ int64_t slot(int64_t token) const {
+    return token >= 0 && token < num_tokens ? __ldg(slots + token * slot_stride) : -1;
+  }
+};
+
+__device__ __forceinline__ uint16_t load_bits(const Bf16* value) {
+  return __ldg(reinterpret_cast<const uint16_t*>(value));
+}
+
+__device__ __forceinline__ float load(const Bf16* value) {
+  return to_float(Bf16{load_bits(value)});
+}
+
+__device__ __forceinline__ uint4 load16(const Bf16* values) {
+  return __ldg(reinterpret_cast<const uint4*>(values));
+}
+
+__device__ __forceinline__ void store16(uint8_t* bytes, uint4 value) {
+  *reinterpret_cast<uint4*>(bytes) = value;
+}
+
+/// A warp writes K of one token and head. The row is read before slot and scale are looked at: one latency, not three.
+__device__ void write_k_row(const Parameters& p, int64_t token, int head, int lane) {
+  const int64_t slot = p.slot(token);
+  const Bf16* row = p.k.row(token, head);
+  int dim = 16 * lane;
+  if (dim >= p.k.dim) return;
+  uint4 low = load16(row + dim);
+  uint4 high = load16(row + dim + 8);
+  const float inverse = p.k.inverse(head);
+  if (slot < 0) return;
+  while (true) {
+    store16(p.target.k(slot, head, dim), append::k_codes(low, high, inverse));
+    dim += 16 * 32;
+    if (dim >= p.k.dim) return;
+    low = load16(row + dim);
+    high = load16(row + dim + 8);
+  }
+}
+
+/// A warp writes V of one token and head, a byte of every 16-byte piece. Neighbouring lanes have neighbouring columns:
+/// the two bytes that fall into one 32-byte sector leave in one request.
+__device__ void write_v_row(const Parameters& p, int64_t token, int head, int lane) {
+  constexpr int kAtOnce = 8;
+  const int64_t slot = p.slot(token);
+  const Bf16* row = p.v.row(token, head);
+  float values[kAtOnce];
+  const auto load_columns = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) values[i] = first + 32 * i < p.v.dim ? load(row + first + 32 * i) : 0.0F;
+  };
+  load_columns(lane);
+  const float inverse = p.v.inverse(head);
+  if (slot < 0) return;
+  for (int first = lane;;) {
+    uint8_t* bytes = p.target.v(slot, head, first);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + 32 * i < p.v.dim) bytes[16 * 32 * i] = append::code(values[i], inverse);
+    }
+    first += 32 * kAtOnce;
+    if (first >= p.v.dim) return;
+    load_columns(first);
+  }
+}
+
+/// Few tokens: one warp a (token, head, K or V).
+__global__ void __launch_bounds__(kThreads) quaver_append_rows(const Parameters p) {
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
+  const auto token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const auto head = static_cast<int>(blockIdx.y);
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  if (token >= p.num_tokens) return;
+  if (blockIdx.z == 0) {
+    write_k_row(p, token, head, lane);
+  } else {
+    write_v_row(p, token, head, lane);
+  }
+}
+
+/// K of 16 tokens: neighbouring threads have neighbouring tokens, which lie 16 bytes apart where slots are consecutive.
+__device__ void write_k_tile(const Parameters& p, int64_t first, int head, int thread) {
+  const int64_t token = first + thread % kBlock;
+  const int64_t slot = p.slot(token);
+  if (slot < 0) return;
+  const float inverse = p.k.inverse(head);
+  const Bf16* row = p.k.row(token, head);
+#pragma unroll 2
+  for (int dim = thread / kBlock * 16; dim < p.k.dim; dim += kThreads) {
+    store16(p.target.k(slot, head, dim), append::k_codes(load16(row + dim), load16(row + dim + 8), inverse));
+  }
+}
+
+/// Tokens of a V tile [first, first + 16): which begin a whole block (at most one), which are written byte by byte. A
+/// whole block is 16 consecutive tokens in 16 consecutive slots from a multiple of 16; it belongs to the tile it begins
+/// in.
+struct VTile {
+  uint32_t whole = 0;   ///< bit l: token first - 16 + l begins one
+  uint32_t ragged = 0;  ///< bit l: token first - 16 + l belongs to none
+  int64_t slot = -1;    ///< lane l: slot of token first - 16 + l
+};
+
+__device__ VTile find_blocks(const Parameters& p, int64_t first, int lane) {
+  const int64_t token = first - kBlock + lane;
+  const int64_t near = p.slot(token);
+  const int64_t far = p.slot(token + 32);
+  // Bit l: token first - 16 + l has the slot in front of its successor's.
+  const uint32_t joins_near = __ballot_sync(~0U, near >= 0 && p.slot(token + 1) == near + 1);
+  const uint32_t joins_far = __ballot_sync(~0U, far >= 0 && p.slot(token + 33) == far + 1);
+  const uint64_t joins = static_cast<uint64_t>(joins_far) << 32 | joins_near;
+  const int in_block = static_cast<int>(near) & (kBlock - 1);
+  const bool own = lane >= kBlock && near >= 0;
+  const bool whole = own && (joins >> (own ? lane - in_block : 0) & 0x7FFFU) == 0x7FFFU;
+  return {
+      .whole = __ballot_sync(~0U, whole && in_block == 0), .ragged = __ballot_sync(~0U, own && !whole), .slot = near};
+}
+
+__device__ void write_v_tile(const Parameters& p, int64_t first, int head, int thread) {
+  const VTile tile = find_blocks(p, first, thread % 32);
+  const float inverse = p.v.inverse(head);
+  if (tile.whole != 0) {
+    const int begin = __ffs(static_cast<int>(tile.whole)) - 1;
+    const int64_t slot = __shfl_sync(~0U, tile.slot, begin);
+    const Bf16* rows = p.v.row(first - kBlock + begin, head);
+    for (int dim = 2 * thread; dim < p.v.dim; dim += 2 * kThreads) {  // two columns: a 4-byte load, 32 bytes stored
+      float2 values[kBlock];
+#pragma unroll
+      for (int u = 0; u < kBlock; ++u) {
+        values[u] = append::unpack(__ldg(reinterpret_cast<const uint32_t*>(rows + u * p.v.token_stride + dim)));
+      }
+      uint8_t* bytes = p.target.v(slot, head, dim);
+      store16(bytes, append::v_block_codes([&](int u) { return values[u].x; }, inverse));
+      store16(bytes + 16, append::v_block_codes([&](int u) { return values[u].y; }, inverse));
+    }
+  }
+  for (uint32_t left = tile.ragged; left != 0; left &= left - 1) {
+    const int at = __ffs(static_cast<int>(left)) - 1;
+    const int64_t slot = __shfl_sync(~0U, tile.slot, at);
+    const Bf16* row = p.v.row(first - kBlock + at, head);
+    for (int dim = thread; dim < p.v.dim; dim += kThreads) {
+      *p.target.v(slot, head, dim) = append::code(load(row + dim), inverse);
+    }
+  }
+}
+
+/// Many tokens: one CTA a (16 tokens, head, K or V).
+__global__ void __launch_bounds__(kThreads) quaver_append_tiles(const Parameters p) {
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
+  const auto first = int64_t{blockIdx.x} * kBlock;
+  const auto head = static_cast<int>(blockIdx.y);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (blockIdx.z == 0) {
+    write_k_tile(p, first, head, thread);
+  } else {
+    write_v_tile(p, first, head, thread);
+  }
+}
+
+/// BF16 cache: one CTA a (token, head, K or V).
+__global__ void __launch_bounds__(kThreads) quaver_append_bf16(const Parameters p) {
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
+  const auto token = int64_t{blockIdx.x};
+  const auto head = static_cast<int>(blockIdx.y);
+  const int64_t slot = p.slot(token);
+  if (slot < 0) return;
+  const bool keys = blockIdx.z == 0;
+  const Rows& rows = keys ? p.k : p.v;
+  auto* out = reinterpret_cast<Bf16*>(keys ? p.target.k(slot, head, 0) : p.target.v(slot, head, 0));
+  const float inverse = rows.inverse(head);
+  for (int dim = static_cast<int>(threadIdx.x); dim < rows.dim; dim += kThreads) {
+    out[dim] = append::scaled_bf16(Bf16{load_bits(rows.row(token, head) + dim)}, inverse);
+  }
+}
+
+Rows rows_of(const ConstTensorView& rows, const ConstTensorView& scale) {
+  return {.data = static_cast<const Bf16*>(rows.data),
+          .token_stride = rows.strides[0],
+          .head_stride = rows.strides[1],
+          .dim = static_cast<int>(rows.dim(2)),
+          .scale = static_cast<const float*>(scale.data),
+          .scale_stride = scale.strides[0]};
+}
+
+}  // namespace
+
+void append_kv(const AppendArgs& args, cudaStream_t stream) {
+  check_append_tensors(args, Device::Kind::kCuda);
+  const int64_t num_tokens = args.slots.dim(0);
+  const KvLayout& layout = args.layout;
+  check(num_tokens <= INT32_MAX, "tokens ", num_tokens, ": expected at most ", INT32_MAX);
+  check(layout.num_kv_heads <= UINT16_MAX, "kv heads ", layout.num_kv_heads, ": expected at most ", UINT16_MAX);
+  if (num_tokens == 0) return;
+  const Parameters parameters{.k = rows_of(args.k, args.k_scale),
+                              .v = rows_of(args.v, args.v_scale),
+                              .slots = static_cast<const int64_t*>(args.slots.data),
+                              .slot_stride = args.slots.strides[0],
+                              .num_tokens = num_tokens,
+                              .target = {.pages = static_cast<uint8_t*>(args.pages.data),
+                                         .page_stride = args.pages.strides[0],
+                                         .page_shift = std::countr_zero(static_cast<unsigned>(layout.page_size)),
+                                         .layout = layout}};
+  const auto launch = [&](auto* kernel, int64_t tokens_per_cta) {
+    const dim3 grid(static_cast<unsigned>((num_tokens + tokens_per_cta - 1) / tokens_per_cta),
+                    static_cast<unsigned>(layout.num_kv_heads), 2);
+    launch_programmatic(kernel, grid, kThreads, 0, stream, parameters);
+  };
+  if (layout.dtype == KvDtype::kBF16) {
+    launch(quaver_append_bf16, 1);
+  } else if (num_tokens <= kMaxTokensByWarp) {
+    launch(quaver_append_rows, kWarps);
+  } else {
+    launch(quaver_append_tiles, kBlock);
+  }
+}
+
+}  // namespace quaver

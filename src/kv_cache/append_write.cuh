@@ -1,0 +1,79 @@
+// Where and how the values of a new token go into a page: the write half of the append kernels, and of any kernel that
+// makes K and V rows itself. Threads may write any part of any rows in any order: no two values share a byte.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bf16.h"
+#include "kv_cache/page_format.h"
+#include "ptx/convert.cuh"
+
+namespace quaver::append {
+
+/// One layer's pages.
+struct Target {
+  uint8_t* pages = nullptr;
+  int64_t page_stride = 0;  ///< bytes
+  int page_shift = 0;       ///< log2 of the page size
+  KvLayout layout{};
+
+  [[nodiscard]] __device__ uint8_t* page(int64_t slot) const { return pages + (slot >> page_shift) * page_stride; }
+  [[nodiscard]] __device__ int token(int64_t slot) const { return static_cast<int>(slot) & (layout.page_size - 1); }
+  /// K[head][dim] of the token at `slot`; in an FP8 page the 16 codes from a multiple of 16 lie together.
+  [[nodiscard]] __device__ uint8_t* k(int64_t slot, int head, int dim) const {
+    return page(slot) + page_format::k_offset(layout, head, token(slot), dim);
+  }
+  /// V[head][dim] of the token at `slot`; in an FP8 page the codes of 16 tokens lie together: see v_block_codes().
+  [[nodiscard]] __device__ uint8_t* v(int64_t slot, int head, int dim) const {
+    return page(slot) + page_format::v_offset(layout, head, token(slot), dim);
+  }
+};
+
+/// fp32(1/scale) of a head; 1.0 without scales.
+__device__ __forceinline__ float inverse_scale(const float* scales, int64_t stride, int head) {
+  return scales == nullptr ? 1.0F : 1.0F / __ldg(scales + head * stride);
+}
+
+/// Two BF16 values of a 32-bit word, the first in the low half.
+__device__ __forceinline__ float2 unpack(uint32_t word) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000U)};
+}
+
+/// value * inverse as an E4M3 code.
+__device__ __forceinline__ uint8_t code(float value, float inverse) {
+  return static_cast<uint8_t>(ptx::to_e4m3x2(value * inverse, 0.0F));
+}
+
+/// Four BF16 values times `inverse` as E4M3 codes.
+__device__ __forceinline__ uint32_t codes4(uint32_t first, uint32_t second, float inverse) {
+  const float2 a = unpack(first);
+  const float2 b = unpack(second);
+  return ptx::to_e4m3x4(a.x * inverse, a.y * inverse, b.x * inverse, b.y * inverse);
+}
+
+/// 16 BF16 values of a row times `inverse`: the 16 bytes at Target::k().
+__device__ __forceinline__ uint4 k_codes(uint4 low, uint4 high, float inverse) {
+  return {codes4(low.x, low.y, inverse), codes4(low.z, low.w, inverse), codes4(high.x, high.y, inverse),
+          codes4(high.z, high.w, inverse)};
+}
+
+/// One column of the 16 tokens of a block times `inverse`, `values(u)` that of token u: the 16 bytes at Target::v() of
+/// the block's first slot.
+template <class Values>
+__device__ __forceinline__ uint4 v_block_codes(Values values, float inverse) {
+  uint32_t words[4];
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    const auto scaled = [&](int byte) { return values(page_format::v_position_token(4 * word + byte)) * inverse; };
+    words[word] = ptx::to_e4m3x4(scaled(0), scaled(1), scaled(2), scaled(3));
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+/// value * inverse as BF16. A NaN keeps its payload and becomes quiet, as on the CPU; the GPU's product would lose it.
+__device__ __forceinline__ Bf16 scaled_bf16(Bf16 value, float inverse) {
+  const bool nan = (value.bits & 0x7FFFU) > 0x7F80U;
+  return nan ? Bf16{static_cast<uint16_t>(value.bits | 0x40U)} : to_bf16(to_float(value) * inverse);
+}
+
+}  // namespace quaver::append
