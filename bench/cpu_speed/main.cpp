@@ -2,13 +2,14 @@
 //   decode   tokens/s against memory bandwidth / bytes of the weights (every step reads them once),
 //   prefill  time against BLAS sgemm of the same layer shapes on FP32 weights.
 // usage: bench_cpu_speed MODEL_DIR [fp8|bf16] [prompt tokens] [decode tokens] [rounds]
-// The best of the rounds counts, since other programs can only slow one down. JSON on stdout.
+// The best of the rounds counts, since other programs can only slow one down. JSON on stdout. Set
+// OMP_WAIT_POLICY=passive, as the Python package does: spinning threads lose their core when it is shared.
 #include <cblas.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <limits>
@@ -33,13 +34,22 @@ double seconds(const std::function<void()>& work) {
 
 /// Bytes per second of all threads reading a buffer of the weights' size.
 double read_bandwidth(const std::vector<uint64_t>& buffer) {
+  const uint64_t* const data = buffer.data();
+  const auto count = static_cast<int64_t>(buffer.size());
   uint64_t total = 0;
   const double time = seconds([&] {
 #pragma omp parallel for simd schedule(static) reduction(+ : total)
-    for (size_t i = 0; i < buffer.size(); ++i) total += buffer[i];
+    for (int64_t i = 0; i < count; ++i) total += data[i];
   });
   check(total == buffer.size(), "sum ", total, ": expected ", buffer.size());
   return static_cast<double>(buffer.size() * sizeof(uint64_t)) / time;
+}
+
+int num_threads() {
+  int count = 0;
+#pragma omp parallel reduction(+ : count)
+  ++count;
+  return count;
 }
 
 /// Shapes [N, K] of all matrices of all layers.
@@ -102,7 +112,7 @@ nlohmann::json run(const std::string& directory, const GeneratorOptions& options
   return {
       {"model", directory},
       {"kv_cache_dtype", kv_dtype_name(options.kv_dtype)},
-      {"threads", omp_get_max_threads()},
+      {"threads", num_threads()},
       {"rounds", rounds},
       {"read_bandwidth_gb_s", bandwidth / 1e9},
       {"weight_bytes", weight_bytes},
