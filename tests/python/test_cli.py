@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -163,7 +164,10 @@ def test_damaged_models(tiny_dir: Path, tmp_path: Path, damage: Callable[[Path],
 def test_interrupt_is_one_line(model_dir: Path) -> None:
     command = [sys.executable, "-m", "quaver", "generate", "--model", model_dir, "--prompt", PROMPT,
                "--max-tokens", "20000"]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A job in the background of a shell starts with SIGINT ignored, and children inherit that.
+    default_sigint = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **pipes, preexec_fn=default_sigint) as process:
         assert process.stdout.read(1)  # it is generating
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
