@@ -109,7 +109,7 @@ def test_explain(arguments: list[object], expected: list[str]) -> None:
     (["generate", "--model", "MODEL", "--prompt", "x", "--hf-overrides", "{"], "overrides"),
     (["generate", "--model", "MODEL", "--prompt", "x", "--hf-overrides", '{"head_dim": -4}'], "head_dim"),
     (["generate", "--model", "MODEL", "--prompt", "\udcff"], "surrogates"),
-    (["convert", "/nonexistent.gguf", "/tmp/out"], "/nonexistent.gguf"),
+    (["convert", "/nonexistent.gguf", "out"], "/nonexistent.gguf"),
     (["convert", "MODEL/config.json", "MODEL/out"], "GGUF"),
     (["explain", "--head-dim", "256", "--kv-heads", "16", "--q-heads", "x"], "x"),
     (["explain", "--head-dim", "256", "--kv-heads", "16", "--q-heads", "32", "--precision", "double"], "double"),
