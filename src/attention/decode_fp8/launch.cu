@@ -5,6 +5,7 @@
 
 #include "attention/combine/combine.h"
 #include "attention/decode_fp8/instance.h"
+#include "attention/device_views.h"
 #include "attention/tiles.h"
 #include "core/with_value.h"
 
@@ -29,19 +30,6 @@ schedule::ScheduleShape schedule_shape(const AttentionProblem& problem, const At
           .mask = {.causal = problem.causal, .window = problem.window},
           .min_piece_units = min_piece_units(plan, combine_in_kernel),
           .fixed_splits = plan.split_tokens > 0};
-}
-
-template <class T>
-const T* pointer(const ConstTensorView& view) {
-  return static_cast<const T*>(view.data);
-}
-
-RowStrides row_strides(const ConstTensorView& view) {
-  return {.token = view.strides[0], .head = view.strides[1]};
-}
-
-Descale descale(const ConstTensorView& view) {
-  return {.values = pointer<float>(view), .sequence_stride = view.strides[0], .head_stride = view.strides[1]};
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "attention/device_views.h"
 #include "attention/general/kernel.cuh"
 #include "core/cuda.h"
 
@@ -10,19 +11,6 @@ namespace {
 
 /// Rows beyond this many are walked by the same CTAs, so that any number of rows fits a grid.
 constexpr int64_t kMaxCtas = int64_t{1} << 20;
-
-template <class T>
-const T* pointer(const ConstTensorView& view) {
-  return static_cast<const T*>(view.data);
-}
-
-RowStrides row_strides(const ConstTensorView& view) {
-  return {.token = view.strides[0], .head = view.strides[1]};
-}
-
-Descale descale(const ConstTensorView& view) {
-  return {.values = pointer<float>(view), .sequence_stride = view.strides[0], .head_stride = view.strides[1]};
-}
 
 using Kernel = void (*)(Parameters);
 

@@ -1,0 +1,24 @@
+// From the views of AttentionArgs to what the CUDA kernels take: typed pointers and strides in elements.
+#pragma once
+
+#include "attention/combine/partials.h"
+#include "quaver/tensor.h"
+
+namespace quaver {
+
+template <class T>
+[[nodiscard]] const T* pointer(const ConstTensorView& view) {
+  return static_cast<const T*>(view.data);
+}
+
+/// Strides of [T, H, …].
+[[nodiscard]] inline combine::RowStrides row_strides(const ConstTensorView& view) {
+  return {.token = view.strides[0], .head = view.strides[1]};
+}
+
+/// [B, Hkv], or no descale where the view is not given.
+[[nodiscard]] inline combine::Descale descale(const ConstTensorView& view) {
+  return {.values = pointer<float>(view), .sequence_stride = view.strides[0], .head_stride = view.strides[1]};
+}
+
+}  // namespace quaver
