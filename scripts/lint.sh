@@ -21,8 +21,7 @@ echo "== ruff"
 echo "== house rules"
 python3 scripts/check_tree.py
 echo "== documents show what the result files say"
-python3 bench/numerics/render_table.py --check
-python3 bench/attention/render_table.py --check
+python3 bench/render_tables.py --check
 echo "== clang-tidy"
 mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- 'src/*.cpp')
 printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -n 4 "$bin/clang-tidy" -p build/cpu --quiet 2> >(grep -vE 'warnings? generated|^$' >&2)

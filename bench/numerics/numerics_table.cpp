@@ -1,5 +1,5 @@
 // Error of the FP8 kernels' arithmetic against float64 on the same FP8 cache, before output rounding: the numbers of
-// docs/numerics.md. Usage: numerics_table OUT.json [largest context]; render_table.py puts them into the document.
+// docs/numerics.md. Usage: numerics_table OUT.json [largest context]; render_tables.py puts them into the document.
 //
 // Data: Q, K, V ~ N(0, 1), Q rounded to BF16, K and V to E4M3, softmax scale 1/sqrt(d), one kv head, 8 query heads.
 // "peaked": every query has a key of its own whose logit lies 10 above all others of the row.

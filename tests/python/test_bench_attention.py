@@ -67,4 +67,4 @@ def test_a_report_that_is_none_is_refused(tmp_path, text):
 
 def test_the_committed_report_is_what_the_readme_shows():
     attention.read_report(ROOT / "bench" / "results" / "h200" / "decode.json")
-    subprocess.run([sys.executable, ROOT / "bench" / "attention" / "render_table.py", "--check"], check=True)
+    subprocess.run([sys.executable, ROOT / "bench" / "render_tables.py", "--check"], check=True)

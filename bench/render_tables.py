@@ -1,0 +1,107 @@
+"""Writes the tables of README.md and docs/numerics.md, between their markers, from the files in bench/results.
+
+`--check` changes nothing and fails when a document does not show what the result files say.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results"
+
+CASES = {
+    "d256_b128_kv8704_w1024": "256, batch 128, window 1024",
+    "d256_b64_kv8192": "256, batch 64, 8192 keys",
+    "d256_b64_kvmix64-16384": "256, batch 64, 64–16384 keys",
+    "d256_b1_kv131072": "256, batch 1, 131072 keys",
+    "d128_b64_kv8192": "128, batch 64, 8192 keys",
+    "d64_b128_kv16384": "64, batch 128, 16384 keys",
+    "d512_b128_kv8704": "512, batch 128, 8704 keys",
+    "d256_b64_kv8192_rows32": "256, batch 64, 8192 keys, 32 rows a kv head",
+}
+PEERS = ("FA3 FP8 two-level", "FA3 FP8 one-level", "cuDNN FP8")
+
+COLUMNS = {
+    "two-level": ("hardware13", 2, False),
+    "two-level, QK promoted": ("hardware13", 2, True),
+    "one-level": ("hardware13", 1, False),
+    "FP32 accumulator": ("fp32", 2, False),
+}
+TITLES = {
+    "normal": "N(0,1) data",
+    "peaked": "Peaked data: a planted key 10 above the rest in logits",
+}
+
+
+def decode_table() -> str:
+    report = json.loads((RESULTS / "h200/decode.json").read_text(encoding="utf-8"))
+    peers = json.loads((RESULTS / "h200/peers.json").read_text(encoding="utf-8"))["decode_kv_tbps"]
+    cases = {case["name"]: case for case in report["cases"]}
+    lines = [
+        f"| head dim, case | Quaver, TB/s | of the read ceiling | error | {' | '.join(PEERS)} |",
+        "|---|---|---|---|" + "---|" * len(PEERS),
+    ]
+    for name, title in CASES.items():
+        case = cases[name]
+        shown = [str(peers.get(name, {}).get(peer, "–")) for peer in PEERS]
+        lines.append(
+            f"| {title} | **{case['kv_gbps'] / 1000:.2f}** | {case['pct_ceiling']:.0f} % "
+            f"| {case['rel_l2']:.1e} | {' | '.join(shown)} |"
+        )
+    lines += [
+        "",
+        f"{report['gpu']}, driver {report['driver']}, commit {report['commit']}; read ceiling of the same run "
+        f"{report['ceilings']['read_gbps'] / 1000:.2f} TB/s.",
+    ]
+    return "\n".join(lines)
+
+
+def numerics_tables() -> str:
+    results = json.loads((RESULTS / "cpu/numerics.json").read_text(encoding="utf-8"))["results"]
+    cells = {
+        (
+            r["data"],
+            r["precision"],
+            r["head_dim"],
+            r["context"],
+            (r["accumulator"], r["levels"], r["promote_qk"]),
+        ): r
+        for r in results
+    }
+    lines = []
+    for data, title in TITLES.items():
+        for precision in ("split", "single"):
+            lines += ["", f"**{title}, `{precision}`**: relative L2 of O (largest error of the LSE)", ""]
+            lines += [f"| d | context | {' | '.join(COLUMNS)} |", "|---" * (2 + len(COLUMNS)) + "|"]
+            for dim, context in sorted({(r["head_dim"], r["context"]) for r in results}):
+                row = [cells.get((data, precision, dim, context, key)) for key in COLUMNS.values()]
+                shown = [f"{r['relative_l2']:.1e} ({r['lse_max_error']:.0e})" if r else "–" for r in row]
+                lines.append(f"| {dim} | {context} | {' | '.join(shown)} |")
+    return "\n".join(lines).strip()
+
+
+DOCUMENTS = {
+    ROOT / "README.md": ("decode table", decode_table),
+    ROOT / "docs/numerics.md": ("numerics tables", numerics_tables),
+}
+
+
+def main() -> int:
+    stale = 0
+    for document, (title, render) in DOCUMENTS.items():
+        begin = f"<!-- begin: {title}, written by bench/render_tables.py -->"
+        end = f"<!-- end: {title} -->"
+        text = document.read_text(encoding="utf-8")
+        before, rest = text.split(begin)
+        rendered = f"{before}{begin}\n\n{render()}\n\n{end}{rest.split(end)[1]}"
+        if "--check" not in sys.argv[1:]:
+            document.write_text(rendered, encoding="utf-8")
+        elif rendered != text:
+            print(f"{document}: {title}: expected what {RESULTS} holds; run {Path(__file__).name}", file=sys.stderr)
+            stale += 1
+    return int(stale > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
