@@ -4,5 +4,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/build.sh
 scripts/model.sh
+scripts/clients.sh
 ctest --preset cpu -j "$(nproc)"
 .venv/bin/python -m pytest "$@"

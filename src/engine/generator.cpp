@@ -60,6 +60,7 @@ std::string_view finish_reason_name(FinishReason reason) noexcept {
     case FinishReason::kStop: return "stop";
     case FinishReason::kLength: return "length";
     case FinishReason::kAbort: return "abort";
+    case FinishReason::kError: return "error";
   }
   return "unknown";
 }

@@ -15,6 +15,7 @@
 #include "model/cpu_model.h"
 #include "model/weights.h"
 #include "ops/sampling.h"
+#include "quaver/engine.h"
 #include "quaver/kv_cache.h"
 #include "quaver/model.h"
 
@@ -36,15 +37,6 @@ struct GenerationParams {
   bool ignore_eos = false;                ///< the model's end-of-sequence ids are ordinary tokens
   std::vector<int32_t> stop_token_ids{};  ///< further ids that end the text
 };
-
-enum class FinishReason : uint8_t {
-  kStop,    ///< an end-of-sequence or stop id was drawn; it is not among the tokens
-  kLength,  ///< max_tokens reached
-  kAbort,   ///< on_token returned false
-};
-
-/// "stop", "length" or "abort".
-[[nodiscard]] std::string_view finish_reason_name(FinishReason reason) noexcept;
 
 struct GenerationResult {
   std::vector<int32_t> tokens{};
