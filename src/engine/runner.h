@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "model/batch.h"
@@ -55,6 +56,13 @@ struct StepResult {
   std::vector<int32_t> tokens;                         ///< one per Step::samples
   std::vector<std::optional<TokenLogprobs>> logprobs;  ///< likewise; empty where the request wants none
   std::vector<TokenLogprobs> prompt_logprobs;          ///< one per Step::prompt_logprobs
+
+  /// A request that cannot go on while all others can: its logits are not finite. Its entries above mean nothing.
+  struct Failure {
+    int32_t slot = 0;
+    std::string reason;
+  };
+  std::vector<Failure> failures;
 };
 
 /// Runs steps strictly in order. At most kMaxInFlight are launched and not yet waited for.
