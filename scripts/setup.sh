@@ -14,7 +14,7 @@ python_lacks() { ! python3 -c "$1" 2> /dev/null; }
 
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   { echo "python3 $(python3 --version): expected 3.11 or later on PATH" >&2; exit 1; }
-wanted=(g++ cmake ninja-build libopenblas-openmp-dev nlohmann-json3-dev libgtest-dev)
+wanted=(g++ ccache cmake ninja-build libopenblas-openmp-dev nlohmann-json3-dev libgtest-dev)
 if python_lacks 'import venv, ensurepip'; then wanted+=(python3-venv); fi
 if python_lacks 'import pathlib, sysconfig; (pathlib.Path(sysconfig.get_path("include")) / "Python.h").stat()'; then
   wanted+=(python3-dev)

@@ -13,6 +13,8 @@ cmake --build "$work/consumer" > /dev/null
 "$work/consumer/consumer"
 
 echo "== wheel"
+# The wheel compiles the sources of build/cpu once more, with the same flags: ccache has the objects.
+export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 .venv/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheels" .
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet "$work"/wheels/quaver-*.whl
