@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from quaver.bench.options import add_serve_arguments
 from quaver.errors import BadInputError
 
 _BAD_INPUT, _FAILED, _INTERRUPTED = 2, 1, 130
@@ -142,6 +143,9 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     attention.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     attention.add_argument("--plot", type=Path, metavar="FILE", help="draw the report as .svg or .png")
     attention.set_defaults(run=_run_bench_attention)
+    serve = suites.add_parser("serve", help="load an OpenAI-compatible server: throughput and latencies")
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_run_bench_serve)
 
 
 def _run_bench_attention(options: argparse.Namespace) -> int:
@@ -149,3 +153,9 @@ def _run_bench_attention(options: argparse.Namespace) -> int:
 
     run(options.suite, options.out, options.only, options.plot)
     return 0
+
+
+def _run_bench_serve(options: argparse.Namespace) -> int:
+    from quaver.bench.serve import run
+
+    return run(options)
