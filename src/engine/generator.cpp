@@ -55,16 +55,6 @@ int64_t num_pages(const CachePlan& plan, int64_t max_model_len, const GeneratorO
 
 }  // namespace
 
-std::string_view finish_reason_name(FinishReason reason) noexcept {
-  switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kAbort: return "abort";
-    case FinishReason::kError: return "error";
-  }
-  return "unknown";
-}
-
 Generator::Generator(ModelConfig config, ModelWeights weights, const GeneratorOptions& options)
     : model_(std::move(config), std::move(weights), options.model),
       max_model_len_(checked_max_model_len(model_.config(), options.max_model_len)),
@@ -110,7 +100,7 @@ std::span<const float> Generator::step(SequencePages& sequence, std::span<const 
     cache_.copy_page(copy.from, copy.to);
   }
   const SequenceStep step{.pages = &sequence, .tokens = tokens, .logit_rows = logit_rows};
-  build_batch(manager_, {&step, 1}, batch_);
+  batch_builder_.build(manager_, {&step, 1}, batch_);
   return model_.forward(batch_, cache_, observer_);
 }
 

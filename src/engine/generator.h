@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kv_cache/manager.h"
+#include "model/batch_builder.h"
 #include "model/cpu_model.h"
 #include "model/weights.h"
 #include "ops/sampling.h"
@@ -102,6 +103,7 @@ class Generator {
   KvManager manager_;
   HostKvCache cache_;
   LayerObserver observer_;
+  BatchBuilder batch_builder_;
   Batch batch_;  // of the current step
 };
 

@@ -1,6 +1,7 @@
 #include "kv_cache/manager.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/check.h"
@@ -35,6 +36,7 @@ KvManager::KvManager(CachePlan plan, int64_t num_pages, bool prefix_caching, Pre
 int64_t KvManager::match_prefix(SequencePages& sequence, std::span<const int32_t> prompt, std::string_view salt) {
   check(sequence.num_tokens == 0, "tokens of the sequence ", sequence.num_tokens, ": expected 0 before a prefix match");
   sequence.tables.assign(plan_.groups.size(), {});
+  sequence.num_released.assign(plan_.groups.size(), 0);
   sequence.salt = salt;
   sequence.num_committed = 0;
   sequence.committed = {};
@@ -78,8 +80,25 @@ int64_t KvManager::match_prefix(SequencePages& sequence, std::span<const int32_t
         if (visible) pool_.retain(table.back());
       }
     }
+    sequence.num_released[g] = first_page;
   }
+  note_change(sequence);
   return sequence.num_tokens;
+}
+
+void KvManager::note_change(SequencePages& sequence) {
+  if (sequence.serial == 0) sequence.serial = ++last_serial_;
+  sequence.version = ++last_version_;
+  sequence.unchanged_until = std::numeric_limits<int64_t>::max();
+  for (size_t g = 0; g < plan_.groups.size(); ++g) {
+    const int64_t page_size = plan_.groups[g].layout.page_size;
+    const int64_t window = plan_.groups[g].window;
+    sequence.unchanged_until = std::min(sequence.unchanged_until, std::ssize(sequence.tables[g]) * page_size);
+    if (window > 0) {  // a query further right no longer sees the first page that is left
+      const int64_t last_query = (sequence.num_released[g] + 1) * page_size + window - 2;
+      sequence.unchanged_until = std::min(sequence.unchanged_until, last_query + 1);
+    }
+  }
 }
 
 KvManager::Change KvManager::change(const SequencePages& sequence, size_t group, int64_t num_new) const {
@@ -95,23 +114,22 @@ KvManager::Change KvManager::change(const SequencePages& sequence, size_t group,
 }
 
 int64_t KvManager::pages_short(const SequencePages& sequence, int64_t num_new) const {
-  check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
   int64_t needed = 0;
   int64_t available = pool_.num_free();
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
     const Change planned = change(sequence, g, num_new);
     needed += planned.new_pages + (planned.copy_last ? 1 : 0);
     if (sequence.tables.empty()) continue;
-    const std::vector<int32_t>& table = sequence.tables[g];
-    for (int64_t i = planned.first_visible_page - 1; i >= 0 && table[static_cast<size_t>(i)] >= 0; --i) {
-      if (pool_.reference_count(table[static_cast<size_t>(i)]) == 1) ++available;
+    for (int64_t i = sequence.num_released[g]; i < planned.first_visible_page; ++i) {
+      if (pool_.reference_count(sequence.tables[g][static_cast<size_t>(i)]) == 1) ++available;
     }
   }
   return std::max<int64_t>(0, needed - available);
 }
 
 bool KvManager::can_append(const SequencePages& sequence, int64_t num_new) const {
-  return pages_short(sequence, num_new) == 0;
+  check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
+  return sequence.num_tokens + num_new <= sequence.unchanged_until || pages_short(sequence, num_new) == 0;
 }
 
 int32_t KvManager::take_page() {
@@ -121,33 +139,38 @@ int32_t KvManager::take_page() {
 }
 
 std::vector<PageCopy> KvManager::append(SequencePages& sequence, int64_t num_new) {
+  check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
+  if (sequence.num_tokens + num_new <= sequence.unchanged_until) {  // almost every decode step
+    sequence.num_tokens += num_new;
+    return {};
+  }
   const int64_t missing = pages_short(sequence, num_new);
   check_as(ErrorKind::kOutOfMemory, missing == 0, "KV pages for ", num_new, " more tokens of a sequence of ",
            sequence.num_tokens, ": expected ", missing, " more than the ", pool_.num_free(), " free of ",
            pool_.num_pages());
   sequence.tables.resize(plan_.groups.size());
-  std::vector<Change> changes(plan_.groups.size());
-  for (size_t g = 0; g < changes.size(); ++g) changes[g] = change(sequence, g, num_new);
-  // Pages that left the window go first: the pool may need them.
+  sequence.num_released.resize(plan_.groups.size());
+  // Pages that left the window go first, in all groups: the pool may need them.
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
-    for (int64_t i = changes[g].first_visible_page - 1; i >= 0; --i) {
-      int32_t& page = sequence.tables[g][static_cast<size_t>(i)];
-      if (page < 0) break;
-      pool_.release(page);
-      page = -1;
+    const int64_t first_visible_page = change(sequence, g, num_new).first_visible_page;
+    int64_t& released = sequence.num_released[g];
+    for (; released < first_visible_page; ++released) {
+      pool_.release(std::exchange(sequence.tables[g][static_cast<size_t>(released)], -1));
     }
   }
   std::vector<PageCopy> copies;
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
+    const Change planned = change(sequence, g, num_new);
     std::vector<int32_t>& table = sequence.tables[g];
-    if (changes[g].copy_last) {
+    if (planned.copy_last) {
       const int32_t shared = std::exchange(table.back(), take_page());
       pool_.release(shared);
       copies.push_back({.from = shared, .to = table.back()});
     }
-    for (int64_t i = 0; i < changes[g].new_pages; ++i) table.push_back(take_page());
+    for (int64_t i = 0; i < planned.new_pages; ++i) table.push_back(take_page());
   }
   sequence.num_tokens += num_new;
+  note_change(sequence);
   return copies;
 }
 
@@ -189,16 +212,19 @@ void KvManager::slots(const SequencePages& sequence, int group, int64_t first_to
   check(first_token >= 0 && count >= 0 && first_token <= sequence.num_tokens - count, "tokens ", first_token, " to ",
         first_token + count - 1, ": expected them among the ", sequence.num_tokens, " of the sequence");
   const int64_t page_size = plan_.groups[static_cast<size_t>(group)].layout.page_size;
-  for (int64_t token = first_token; token < first_token + count; ++token) {
-    const int64_t page = sequence.tables[static_cast<size_t>(group)][static_cast<size_t>(token / page_size)];
+  const std::vector<int32_t>& table = sequence.tables[static_cast<size_t>(group)];
+  for (int64_t token = first_token; token < first_token + count;) {
+    const int64_t page = table[static_cast<size_t>(token / page_size)];
     check(page >= 0, "token ", token, " of cache group ", group, ": expected one that has not left the window");
-    *out++ = page * page_size + token % page_size;
+    const int64_t end = std::min(first_token + count, (token / page_size + 1) * page_size);
+    for (int64_t slot = page * page_size + token % page_size; token < end; ++token) *out++ = slot++;
   }
 }
 
-SequencePages KvManager::fork(const SequencePages& sequence) {
+SequencePages KvManager::fork(SequencePages& sequence) {
   SequencePages copy;
   copy.tables = sequence.tables;
+  copy.num_released = sequence.num_released;
   copy.num_tokens = sequence.num_tokens;
   copy.salt = sequence.salt;
   copy.num_committed = sequence.num_committed;
@@ -208,6 +234,8 @@ SequencePages KvManager::fork(const SequencePages& sequence) {
       if (page >= 0) pool_.retain(page);
     }
   }
+  if (copy.num_tokens > 0) note_change(copy);
+  copy.unchanged_until = sequence.unchanged_until = -1;  // both must look before they write the last page
   return copy;
 }
 
@@ -224,6 +252,18 @@ void KvManager::release(SequencePages& sequence) {
     }
   }
   sequence = {};
+}
+
+void KvManager::forget_prefixes() {
+  index_.clear();
+}
+
+int64_t KvManager::num_held_pages(const SequencePages& sequence) {
+  int64_t pages = 0;
+  for (size_t g = 0; g < sequence.tables.size(); ++g) {
+    pages += std::ssize(sequence.tables[g]) - sequence.num_released[g];
+  }
+  return pages;
 }
 
 }  // namespace quaver

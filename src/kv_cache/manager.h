@@ -22,6 +22,12 @@ struct SequencePages {
   std::vector<std::vector<int32_t>> tables;  ///< [group][token / page size]; -1: released, left of the window
   int64_t num_tokens = 0;                    ///< tokens that have a slot
 
+  // For readers that keep copies of tables (BatchBuilder): what changed since they looked.
+  std::vector<int64_t> num_released;  ///< [group]: leading entries of the table that are -1
+  uint64_t serial = 0;                ///< no two sequences ever share one; 0: no tokens yet
+  uint64_t version = 0;               ///< a value never used before whenever a table changes
+  int64_t unchanged_until = -1;       ///< append() up to so many tokens leaves the tables alone
+
   std::string salt;             ///< sequences share prefixes only under equal salts
   int64_t num_committed = 0;    ///< leading tokens in the prefix index
   PrefixIndex::Link committed;  ///< the block that ends at num_committed
@@ -67,11 +73,17 @@ class KvManager {
   void slots(const SequencePages& sequence, int group, int64_t first_token, int64_t count, int64_t* out) const;
 
   /// A second owner of the same tokens. The next append() to either copies the page that both would write.
-  [[nodiscard]] SequencePages fork(const SequencePages& sequence);
+  [[nodiscard]] SequencePages fork(SequencePages& sequence);
 
   /// Gives all pages back and empties the sequence. What the prefix index knows of them stays reusable until the pages
   /// are needed. An empty sequence may be released again.
   void release(SequencePages& sequence);
+
+  /// Empties the prefix index, for when pages may not hold what their sequences say. Sequences keep their pages.
+  void forget_prefixes();
+
+  /// Pages that the sequence holds now, those it shares included.
+  [[nodiscard]] static int64_t num_held_pages(const SequencePages& sequence);
 
   [[nodiscard]] const CachePlan& plan() const noexcept { return plan_; }
   [[nodiscard]] int64_t num_pages() const noexcept { return pool_.num_pages(); }
@@ -88,6 +100,8 @@ class KvManager {
     bool copy_last = false;
   };
   [[nodiscard]] Change change(const SequencePages& sequence, size_t group, int64_t num_new) const;
+  /// To be called after every change of the tables.
+  void note_change(SequencePages& sequence);
   [[nodiscard]] int64_t pages_short(const SequencePages& sequence, int64_t num_new) const;
   [[nodiscard]] int32_t take_page();
   [[nodiscard]] std::vector<int32_t> block_pages(const SequencePages& sequence, int64_t block) const;
@@ -97,6 +111,8 @@ class KvManager {
   bool prefix_caching_ = false;
   std::vector<int> first_page_;  // by group: where its pages start among the pages of a prefix block
   PrefixIndex index_;
+  uint64_t last_serial_ = 0;
+  uint64_t last_version_ = 0;
 };
 
 }  // namespace quaver

@@ -81,6 +81,13 @@ void PrefixIndex::forget_page(int32_t page) {
   id = 0;
 }
 
+void PrefixIndex::clear() {
+  blocks_.clear();
+  ids_by_hash_.clear();
+  std::ranges::fill(block_of_page_, uint64_t{0});
+  num_pages_ = 0;
+}
+
 void PrefixIndex::remove_if_unused(uint64_t id) {
   while (id != 0) {
     const auto entry = blocks_.find(id);

@@ -49,6 +49,8 @@ class PrefixIndex {
 
   /// The page is about to hold something else. A block without pages and successors leaves the index.
   void forget_page(int32_t page);
+  /// Forgets everything. Links to what was here are as those of blocks that left.
+  void clear();
 
   [[nodiscard]] int64_t num_blocks() const noexcept { return static_cast<int64_t>(blocks_.size()); }
   [[nodiscard]] int64_t num_pages() const noexcept { return num_pages_; }

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "model/batch.h"
+#include "model/batch_builder.h"
 #include "model/cpu_model.h"
 #include "ops/sampling.h"
 #include "quaver/error.h"
@@ -18,6 +18,7 @@ struct Stepper {
   CpuModel model;
   KvManager manager;
   HostKvCache cache;
+  BatchBuilder builder;
   Batch batch;
 
   Stepper(CpuModel cpu_model, KvDtype dtype)
@@ -35,7 +36,7 @@ struct Stepper {
       EXPECT_TRUE(manager.append(*sequences[i], static_cast<int64_t>(tokens[i].size())).empty());
       steps.push_back({.pages = sequences[i], .tokens = tokens[i], .logit_rows = rows[i]});
     }
-    build_batch(manager, steps, batch);
+    builder.build(manager, steps, batch);
     const std::span<const float> hidden = model.forward(batch, cache, observer);
     std::vector<float> logits(sequences.size() * static_cast<size_t>(model.config().vocab_size));
     model.logits(hidden, logits.data());
