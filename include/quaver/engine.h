@@ -38,7 +38,7 @@ struct RequestParams {
 
 struct Request {
   uint64_t id = 0;  ///< the caller's; unique among live requests
-  std::vector<int32_t> prompt;
+  std::vector<int32_t> prompt{};
   RequestParams params{};
   std::string cache_salt{};  ///< requests share cached prefixes only under equal salts
 };
@@ -49,18 +49,18 @@ struct TokenLogprobs {
   float logprob = 0;
   int rank = 0;  ///< 1: the most probable
   std::vector<std::pair<int32_t, float>>
-      top;  ///< best first; the token's own value is bit-equal where it is among them
+      top{};  ///< best first; the token's own value is bit-equal where it is among them
 };
 
 /// What one step did for one request, in the order of steps.
 struct Output {
   uint64_t request_id = 0;
-  std::optional<int32_t> token;  ///< the new token; the id that ended the text (kStop) included
-  std::optional<TokenLogprobs> logprobs;
-  std::vector<TokenLogprobs> prompt_logprobs;  ///< of prompt tokens 1, 2, …, as chunks are done (token 0 has none)
-  std::optional<FinishReason> finish_reason;   ///< set in a request's last output
-  int64_t cached_tokens = 0;                   ///< prompt tokens found in the prefix cache at first admission
-  std::string error;                           ///< with kError
+  std::optional<int32_t> token{};  ///< the new token; the id that ended the text (kStop) included
+  std::optional<TokenLogprobs> logprobs{};
+  std::vector<TokenLogprobs> prompt_logprobs{};  ///< of prompt tokens 1, 2, …, as chunks are done (token 0 has none)
+  std::optional<FinishReason> finish_reason{};   ///< set in a request's last output
+  int64_t cached_tokens = 0;                     ///< prompt tokens found in the prefix cache at first admission
+  std::string error{};                           ///< with kError
 };
 
 struct EngineOptions {

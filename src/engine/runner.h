@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kv_cache/manager.h"
 #include "model/batch.h"
 #include "quaver/engine.h"
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "kv_cache/manager.h"
-#include "plans.h"
+#include "testing/cache_plans.h"
 #include "testing/random.h"
 
 namespace quaver {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "plans.h"
+#include "testing/cache_plans.h"
 
 namespace quaver {
 namespace {

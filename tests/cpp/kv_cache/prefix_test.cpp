@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "kv_cache/manager.h"
-#include "plans.h"
+#include "testing/cache_plans.h"
 
 namespace quaver {
 namespace {

@@ -1,4 +1,4 @@
-// Small cache plans for the tests of the page manager.
+// Small cache plans.
 #pragma once
 
 #include <vector>
