@@ -19,7 +19,7 @@ MAX_LINES = 400
 
 INCLUDE = re.compile(r'^\s*#include\s+"(\w+)/')
 ASM = re.compile(r"\basm\s*(volatile)?\s*\(")
-ENDS_PROCESS = re.compile(r"\b(exit|abort|assert|_Exit|terminate)\s*\(")
+ENDS_PROCESS = re.compile(r"\b((exit|assert|_Exit|terminate)\s*\(|abort\s*\(\s*\))")  # abort(id) is the engine's
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 COMMENTED_CODE = re.compile(r"^\s*//(?!/)\s.*[=(].*;\s*$")
 
