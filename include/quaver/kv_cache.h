@@ -70,6 +70,8 @@ struct CachePlan {
   std::vector<Place> places;  ///< by layer
 
   [[nodiscard]] int64_t block_bytes() const noexcept { return page_bytes * num_slabs; }
+  /// Bytes that the K and V of one token take in all layers together.
+  [[nodiscard]] int64_t token_bytes() const;
   /// Most blocks that one sequence holds at once on its way to `num_tokens` tokens, when a step appends at most
   /// `step_tokens` of them: full groups keep everything, sliding groups window - 1 + step_tokens (worst alignment).
   [[nodiscard]] int64_t blocks_for(int64_t num_tokens, int64_t step_tokens = 1) const;

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "kv_cache/page_format.h"
+#include "engine/sampler.h"
 
 namespace quaver {
 namespace {
@@ -130,6 +130,13 @@ GenerationResult Generator::generate(std::span<const int32_t> prompt, const Gene
   std::vector<int32_t> stop_ids = params.stop_token_ids;
   if (!params.ignore_eos) stop_ids.insert(stop_ids.end(), config().eos_token_ids.begin(), config().eos_token_ids.end());
   std::vector<float> logits(static_cast<size_t>(config().vocab_size));
+  Sampler sampler;
+  Step::SlotStart start_slot;
+  start_slot.params.sampling = params.sampling;
+  start_slot.tokens.assign(prompt.begin(), prompt.end());
+  start_slot.prompt_len = result.prompt_tokens;
+  sampler.start(start_slot);
+  Sampler::Scratch scratch;
   ScopedSequence sequence(manager_);
   const auto last = static_cast<int32_t>(prompt.size()) - 1;
   prefill(sequence.pages(), prompt, {&last, 1},
@@ -137,8 +144,7 @@ GenerationResult Generator::generate(std::span<const int32_t> prompt, const Gene
 
   Clock::time_point first_token;
   for (;;) {
-    apply_penalties(params.sampling, prompt, result.tokens, logits);
-    const int32_t token = sample_token(params.sampling, logits, sequence.pages().num_tokens);
+    const int32_t token = sampler.draw(0, logits, scratch).token;
     if (result.tokens.empty()) {
       result.ttft_s = seconds_since(start);
       first_token = Clock::now();
@@ -202,14 +208,6 @@ std::vector<double> Generator::token_logprobs(std::span<const int32_t> tokens) {
     }
   });
   return result;
-}
-
-int64_t Generator::kv_bytes_per_token() const {
-  int64_t bytes = 0;
-  for (const CachePlan::Place& place : manager_.plan().places) {
-    bytes += page_format::token_bytes(manager_.plan().groups[static_cast<size_t>(place.group)].layout);
-  }
-  return bytes;
 }
 
 }  // namespace quaver

@@ -84,7 +84,7 @@ class Generator {
   [[nodiscard]] const ModelWeights& weights() const noexcept { return model_.weights(); }
   [[nodiscard]] int64_t max_model_len() const noexcept { return max_model_len_; }
   /// Bytes that one token's K and V take in all layers together.
-  [[nodiscard]] int64_t kv_bytes_per_token() const;
+  [[nodiscard]] int64_t kv_bytes_per_token() const { return manager_.plan().token_bytes(); }
   /// Lines for the user: where cache scales come from, files ignored, …
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return model_.weights().notes; }
 

@@ -89,6 +89,12 @@ CachePlan plan_cache(std::span<const LayerCacheSpec> layers, int block_size) {
   return plan;
 }
 
+int64_t CachePlan::token_bytes() const {
+  int64_t bytes = 0;
+  for (const Place& place : places) bytes += page_format::token_bytes(groups[static_cast<size_t>(place.group)].layout);
+  return bytes;
+}
+
 int64_t CachePlan::blocks_for(int64_t num_tokens, int64_t step_tokens) const {
   check(num_tokens >= 0, "tokens ", num_tokens, ": expected >= 0");
   check(step_tokens >= 1, "tokens a step ", step_tokens, ": expected at least 1");

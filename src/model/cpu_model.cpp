@@ -33,7 +33,7 @@ ConstTensorView view_of(const std::vector<float>& values) {
 
 }  // namespace
 
-std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype) {
+std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype, std::span<const int> bf16_layers) {
   std::vector<LayerCacheSpec> specs;
   specs.reserve(config.layers.size());
   for (const LayerConfig& layer : config.layers) {
@@ -42,6 +42,11 @@ std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype
                                 .head_dim_k = layer.head_dim,
                                 .head_dim_v = layer.head_dim},
                      .window = layer.window});
+  }
+  for (const int layer : bf16_layers) {
+    check(layer >= 0 && std::cmp_less(layer, specs.size()), "kv_cache_dtype_skip_layers ", layer, ": expected 0 to ",
+          specs.size() - 1);
+    specs[static_cast<size_t>(layer)].layout.dtype = KvDtype::kBF16;
   }
   return specs;
 }

@@ -18,8 +18,10 @@
 
 namespace quaver {
 
-/// What each layer asks of the cache, for plan_cache().
-[[nodiscard]] std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype);
+/// What each layer asks of the cache, for plan_cache(). `bf16_layers` keep a BF16 cache whatever `dtype` is.
+/// Throws Error(kInvalidArgument) for a layer that the model does not have.
+[[nodiscard]] std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype,
+                                                      std::span<const int> bf16_layers = {});
 
 struct CpuModelOptions {
   bool batch_invariant = false;  ///< a sequence's results do not depend on its batch-mates, bit for bit

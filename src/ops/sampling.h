@@ -13,19 +13,27 @@ namespace quaver {
 /// Throws Error(kInternal) when no logit is a number.
 [[nodiscard]] int32_t argmax(std::span<const float> logits);
 
-/// Applies repetition, presence and frequency penalties in place. `prompt` and `generated` are the tokens so far; ids
-/// outside the logits are ignored.
-void apply_penalties(const SamplingParams& params, std::span<const int32_t> prompt, std::span<const int32_t> generated,
-                     std::span<float> logits);
+struct TokenLogit {
+  int32_t id = 0;
+  float logit = 0;
+};
 
-/// Penalised logits → temperature → top-k → top-p → min-p → one draw. The draw depends on nothing but the seed and
-/// `position` (number of tokens before the new one), so a request gives the same text whatever it is batched with.
-[[nodiscard]] int32_t sample_token(const SamplingParams& params, std::span<const float> logits, int64_t position);
+/// The `count` largest logits, best first, equal ones by id; NaN is left out. `best` is overwritten.
+void best_logits(std::span<const float> logits, int64_t count, std::vector<TokenLogit>& best);
+
+/// Logits → temperature → top-k → top-p → min-p → one draw. The draw depends on nothing but the seed and `position`
+/// (number of tokens before the new one), so a request gives the same text whatever it is batched with. `scratch` is
+/// memory to be reused. Throws Error(kInternal) when no logit is above -inf.
+[[nodiscard]] int32_t sample_token(const SamplingParams& params, std::span<const float> logits, int64_t position,
+                                   std::vector<TokenLogit>& scratch);
 
 /// Uniform in [0, 1), a pure function of its arguments.
 [[nodiscard]] double uniform_draw(uint64_t seed, int64_t position);
 
-/// log softmax(logits)[token], summed in double; NaN if any logit is.
+/// log(sum(exp(logits))), summed in double; NaN if any logit is, or if the largest is infinite.
+[[nodiscard]] double log_sum_exp(std::span<const float> logits);
+
+/// log softmax(logits)[token].
 [[nodiscard]] double log_probability(std::span<const float> logits, int32_t token);
 
 }  // namespace quaver

@@ -1,8 +1,9 @@
 #include "attention/cpu/cpu_attention.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <atomic>
-#include <thread>
 #include <vector>
 
 #include "attention/cpu/row_block.h"
@@ -64,7 +65,7 @@ std::vector<Piece> make_pieces(const std::vector<RowBlockItem>& items, size_t wo
 
 void attention_cpu(const AttentionProblem& problem, const AttentionArgs& args) {
   const CpuCall call(problem, args);
-  const size_t max_workers = std::max(1U, std::thread::hardware_concurrency());
+  const auto max_workers = static_cast<size_t>(omp_get_max_threads());
   const std::vector<RowBlockItem> items = make_items(call);
   const std::vector<Piece> pieces = make_pieces(items, max_workers);
   int64_t max_rows = 0;

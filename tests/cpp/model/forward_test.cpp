@@ -44,12 +44,12 @@ struct Stepper {
   }
 };
 
-CpuModel random_model(const nlohmann::json& config_json, bool batch_invariant) {
+CpuModel random_model(const nlohmann::json& config_json, const CpuModelOptions& options = {}) {
   const testing::TempDir folder;
   ModelConfig config = parse_model_config(config_json.dump());
   testing::random_checkpoint(config, 3).write(folder.path() / "model.safetensors");
   ModelWeights weights = load_weights(folder.path(), config);
-  return {std::move(config), std::move(weights), {.batch_invariant = batch_invariant}};
+  return {std::move(config), std::move(weights), options};
 }
 
 // B25, B42: prefill and decode of three sequences at once give each the bits it gets alone.
@@ -58,13 +58,13 @@ TEST(Forward, BatchEqualsEachSequenceAlone) {
                                                   testing::random_tokens(1, 3)};
   for (const nlohmann::json& config : {testing::tiny_gemma3_config(), testing::tiny_gemma4_config()}) {
     for (const KvDtype dtype : {KvDtype::kE4M3, KvDtype::kBF16}) {
-      Stepper together(random_model(config, true), dtype);
+      Stepper together(random_model(config, {.batch_invariant = true}), dtype);
       std::vector<SequencePages> pages(3);
       std::vector<SequencePages*> all{&pages[0], &pages[1], &pages[2]};
       std::vector<std::vector<float>> batched{together.step(all, prompts)};
       for (int i = 0; i < 3; ++i) batched.push_back(together.step(all, {{7}, {8, 9, 10}, {11}}));
       for (size_t s = 0; s < 3; ++s) {
-        Stepper alone(random_model(config, true), dtype);
+        Stepper alone(random_model(config, {.batch_invariant = true}), dtype);
         SequencePages own;
         const std::vector<std::vector<int32_t>> next{{7}, {8, 9, 10}, {11}};
         for (size_t i = 0; i < batched.size(); ++i) {
@@ -73,6 +73,32 @@ TEST(Forward, BatchEqualsEachSequenceAlone) {
           EXPECT_EQ(std::vector<float>(begin, begin + 97), logits) << config["model_type"] << " step " << i;
         }
       }
+    }
+  }
+}
+
+// Idle sequences may stay in a batch as rows without query tokens, whatever their lengths and tables say.
+TEST(Forward, EmptyRowsChangeNothing) {
+  for (nlohmann::json config : {testing::tiny_gemma3_config(), testing::tiny_gemma4_config()}) {
+    config["head_dim"] = 64;  // that the emulation takes
+    for (const AttentionKernel kernel : {AttentionKernel::kCpu, AttentionKernel::kCpuEmulated}) {
+      Stepper stepper(random_model(config, {.attention_kernel = kernel}), KvDtype::kE4M3);
+      SequencePages a;
+      SequencePages b;
+      const std::vector<float> expected = stepper.step({&a, &b}, {testing::random_tokens(9, 1), {8, 9}});
+      Batch batch = stepper.batch;
+      batch.query_start = {0, 0, 9, 9, 11, 11};
+      batch.seq_lens = {0, 9, 7, 2, 0};
+      for (Batch::Group& group : batch.groups) {
+        const std::vector<int32_t> idle(static_cast<size_t>(group.max_pages), -1);
+        auto& table = group.block_table;
+        table.insert(table.begin(), idle.begin(), idle.end());
+        table.insert(table.begin() + int64_t{2} * group.max_pages, idle.begin(), idle.end());
+        table.insert(table.end(), idle.begin(), idle.end());
+      }
+      std::vector<float> logits(expected.size());
+      stepper.model.logits(stepper.model.forward(batch, stepper.cache), logits.data());
+      EXPECT_EQ(logits, expected) << config["model_type"] << " " << kernel_name(kernel);
     }
   }
 }
@@ -137,7 +163,7 @@ TEST(Forward, KEqualsVLayersTakeTheRawProjection) {
 TEST(Forward, PositionsCountTheWholeSequence) {
   nlohmann::json config = testing::tiny_gemma3_config();
   config["sliding_window"] = 4;
-  Stepper stepper(random_model(config, false), KvDtype::kE4M3);
+  Stepper stepper(random_model(config), KvDtype::kE4M3);
   SequencePages pages;
   (void)stepper.step({&pages}, {testing::random_tokens(12)});
   (void)stepper.step({&pages}, {{9}});
@@ -146,7 +172,7 @@ TEST(Forward, PositionsCountTheWholeSequence) {
 }
 
 TEST(Forward, RefusesBatchesThatContradictThemselves) {
-  Stepper stepper(random_model(testing::tiny_gemma3_config(), false), KvDtype::kE4M3);
+  Stepper stepper(random_model(testing::tiny_gemma3_config()), KvDtype::kE4M3);
   SequencePages pages;
   (void)stepper.step({&pages}, {{5, 6, 7}});
   const auto refused = [&](const auto& spoil) {
@@ -175,8 +201,8 @@ TEST(Forward, QueryScaleComesFromTheConfiguration) {
   SequencePages a;
   SequencePages b;
   const std::vector<int32_t> tokens = testing::random_tokens(10);
-  Stepper scaled(random_model(config, false), KvDtype::kBF16);
-  Stepper plain(random_model(testing::tiny_gemma3_config(), false), KvDtype::kBF16);
+  Stepper scaled(random_model(config), KvDtype::kBF16);
+  Stepper plain(random_model(testing::tiny_gemma3_config()), KvDtype::kBF16);
   EXPECT_NE(scaled.step({&a}, {tokens}), plain.step({&b}, {tokens}));
 }
 

@@ -1,8 +1,10 @@
 #include "ops/sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -16,11 +18,16 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+int32_t sample(const SamplingParams& params, const std::vector<float>& logits, int64_t position) {
+  std::vector<TokenLogit> scratch{{.id = 99, .logit = 1e9F}};  // left by another row
+  return sample_token(params, logits, position, scratch);
+}
+
 // How often each token comes up at positions 0 … draws-1.
 std::vector<double> frequencies(const SamplingParams& params, const std::vector<float>& logits, int draws) {
   std::vector<double> counts(logits.size());
   for (int position = 0; position < draws; ++position) {
-    counts[static_cast<size_t>(sample_token(params, logits, position))] += 1.0 / draws;
+    counts[static_cast<size_t>(sample(params, logits, position))] += 1.0 / draws;
   }
   return counts;
 }
@@ -47,7 +54,7 @@ TEST(Sampling, TinyTemperatureIsGreedy) {
   logits[77] = logits[500] = 40.0F;
   for (const double temperature : {0.0, 1e-12, 1e-8, 1e-4}) {
     for (int64_t position = 0; position < 20; ++position) {
-      EXPECT_EQ(sample_token({.temperature = temperature, .seed = 9}, logits, position), 77);
+      EXPECT_EQ(sample({.temperature = temperature, .seed = 9}, logits, position), 77);
     }
   }
 }
@@ -86,6 +93,62 @@ TEST(Sampling, TopKTopPMinP) {
   EXPECT_NEAR(frequencies({.temperature = 1.0, .top_p = 1e-9}, logits, 100)[1], 1.0, 1e-12);
 }
 
+// B37: masked and infinite logits. -inf is never drawn whatever the temperature; when nothing is left, an error says
+// so.
+TEST(Sampling, MaskedLogits) {
+  const std::vector<float> logits{-INFINITY, 1.0F, kNan, 0.5F};
+  for (const double temperature : {0.0, 1.0, 1e300}) {
+    for (const int top_k : {0, 3}) {
+      for (int position = 0; position < 50; ++position) {
+        const int32_t token =
+            sample({.temperature = temperature, .top_k = top_k, .top_p = top_k > 0 ? 0.999 : 1.0}, logits, position);
+        EXPECT_TRUE(token == 1 || token == 3) << token;
+      }
+    }
+  }
+  EXPECT_EQ(sample({.temperature = 1.0}, {0.0F, INFINITY, 3.0F}, 5), 1);
+  EXPECT_THROW((void)sample({.temperature = 1.0}, {-INFINITY, kNan}, 0), Error);
+  EXPECT_THROW((void)sample({}, {kNan, kNan}, 0), Error);
+}
+
+// Draws over several chunks of the vocabulary: a chunk of zeros lies between, the last is not full.
+TEST(Sampling, DrawsFromALargeVocabulary) {
+  std::vector<float> logits(5003, -INFINITY);
+  logits[7] = std::log(0.25F);
+  logits[1023] = std::log(0.125F);
+  logits[3500] = std::log(0.5F);
+  logits[5002] = std::log(0.125F);
+  const std::vector<double> seen = frequencies({.temperature = 1.0, .seed = 3}, logits, 20000);
+  EXPECT_NEAR(seen[7], 0.25, 0.01);
+  EXPECT_NEAR(seen[1023], 0.125, 0.01);
+  EXPECT_NEAR(seen[3500], 0.5, 0.01);
+  EXPECT_NEAR(seen[5002], 0.125, 0.01);
+  // min-p relative to the best: 0.26 of 0.5 leaves two.
+  EXPECT_EQ(frequencies({.temperature = 1.0, .min_p = 0.26, .seed = 3}, logits, 1000)[5002], 0.0);
+}
+
+TEST(Sampling, BestLogits) {
+  std::mt19937 random(4);
+  std::vector<float> logits(1000);
+  for (float& logit : logits) logit = static_cast<float>(random() % 300);  // many equal ones
+  logits[500] = kNan;
+  std::vector<int32_t> ids(1000);
+  std::iota(ids.begin(), ids.end(), 0);
+  std::erase(ids, 500);
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
+    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  });
+  std::vector<TokenLogit> best{{.id = 7, .logit = 1e9F}};
+  for (const int64_t count : {0, 1, 2, 7, 64, 999, 1000, 5000}) {
+    best_logits(logits, count, best);
+    ASSERT_EQ(std::ssize(best), std::min<int64_t>(count, 999));
+    for (size_t i = 0; i < best.size(); ++i) {
+      EXPECT_EQ(best[i].id, ids[i]) << count << " " << i;
+      EXPECT_EQ(best[i].logit, logits[static_cast<size_t>(ids[i])]);
+    }
+  }
+}
+
 // top-p over a vocabulary larger than the first sorted block, against a full sort.
 TEST(Sampling, TopPOfAFlatVocabulary) {
   constexpr size_t kVocab = 1000;
@@ -93,7 +156,7 @@ TEST(Sampling, TopPOfAFlatVocabulary) {
   for (size_t i = 0; i < kVocab; ++i) logits[i] = 1e-6F * static_cast<float>((i * 2663) % kVocab);
   std::set<int32_t> drawn;
   for (int position = 0; position < 6000; ++position) {
-    drawn.insert(sample_token({.temperature = 1.0, .top_p = 0.5, .seed = 8}, logits, position));
+    drawn.insert(sample({.temperature = 1.0, .top_p = 0.5, .seed = 8}, logits, position));
   }
   for (const int32_t id : drawn) EXPECT_GT((static_cast<size_t>(id) * 2663) % kVocab, kVocab / 2 - 20);
   EXPECT_GT(drawn.size(), 490U);
@@ -106,12 +169,11 @@ TEST(Sampling, DrawIsAFunctionOfSeedAndPosition) {
   std::map<uint64_t, std::vector<int32_t>> streams;
   for (const uint64_t seed : {0U, 1U, 42U, 43U}) {
     for (int64_t position = 0; position < 64; ++position) {
-      streams[seed].push_back(sample_token({.temperature = 0.8, .seed = seed}, logits, position));
+      streams[seed].push_back(sample({.temperature = 0.8, .seed = seed}, logits, position));
     }
   }
   for (int64_t position = 63; position >= 0; --position) {  // another order, the same draws
-    EXPECT_EQ(sample_token({.temperature = 0.8, .seed = 42}, logits, position),
-              streams[42][static_cast<size_t>(position)]);
+    EXPECT_EQ(sample({.temperature = 0.8, .seed = 42}, logits, position), streams[42][static_cast<size_t>(position)]);
   }
   EXPECT_NE(streams[42], streams[43]);
   EXPECT_NE(streams[0], streams[1]);
@@ -132,16 +194,6 @@ TEST(Sampling, UniformDrawIsUniform) {
   }
   EXPECT_NEAR(mean, 0.5, 0.004);
   EXPECT_NEAR(product, 0.0, 0.002);
-}
-
-TEST(Sampling, Penalties) {
-  std::vector<float> logits{2, -2, 1, 0.5F};
-  const std::vector<int32_t> prompt{0, 1, 9};  // 9 is outside the vocabulary
-  const std::vector<int32_t> generated{2, 2};
-  apply_penalties({.repetition_penalty = 2.0}, prompt, generated, logits);
-  EXPECT_EQ(logits, (std::vector<float>{1, -4, 0.5F, 0.5F}));
-  apply_penalties({.presence_penalty = 0.25, .frequency_penalty = 0.5}, prompt, generated, logits);
-  EXPECT_EQ(logits, (std::vector<float>{1, -4, -0.75F, 0.5F}));
 }
 
 // B37: values out of range are refused by name.
@@ -166,6 +218,20 @@ TEST(Sampling, RefusesParametersOutOfRange) {
   EXPECT_NE(message({.repetition_penalty = 0}), "");
   EXPECT_NE(message({.presence_penalty = kNan}), "");
   EXPECT_NE(message({.frequency_penalty = 3}), "");
+}
+
+// Against sums in double, over sizes with and without a last part of eight.
+TEST(Sampling, LogSumExp) {
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal(0.0F, 8.0F);
+  for (const size_t size : {1U, 7U, 8U, 9U, 1023U, 262145U}) {
+    std::vector<float> logits(size);
+    for (float& logit : logits) logit = normal(random);
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+    EXPECT_NEAR(log_sum_exp(logits), std::log(sum), 3e-7) << size;
+  }
+  EXPECT_TRUE(std::isnan(log_sum_exp(std::vector<float>{1, INFINITY})));
 }
 
 TEST(Sampling, LogProbability) {
