@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "model/batch_builder.h"
 #include "quaver/error.h"
 #include "testing/expect_error.h"
 #include "testing/tiny_generator.h"
@@ -55,7 +56,7 @@ class Driver {
     for (size_t i = 0; i < sequences_.size(); ++i) {
       steps.push_back({.pages = &sequences_[i]->pages, .tokens = tokens_[i], .logit_rows = rows_[i]});
     }
-    build_batch(manager_, steps, step.batch);
+    BatchBuilder().build(manager_, steps, step.batch);
     num_tokens_ = num_rows_ = 0;
     tokens_.clear();
     rows_.clear();
