@@ -1,4 +1,4 @@
-"""The command line: quaver generate | explain | convert | bench. Thin: arguments in, one call, one line on error."""
+"""The command line: quaver generate | serve | explain | convert | bench. Thin: arguments in, one call, one line out."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_generate(commands.add_parser("generate", help="answer one prompt, streaming to the terminal"))
+    _add_serve(commands.add_parser("serve", help="answer the OpenAI API over HTTP"))
     _add_explain(commands.add_parser("explain", help="which attention kernel would run, and why"))
     _add_convert(commands.add_parser("convert", help="turn a GGUF file into a Hugging Face folder"))
     _add_bench(commands.add_parser("bench", help="measure"))
@@ -88,6 +89,19 @@ def _seed(text: str) -> int:
 
 def _run_generate(options: argparse.Namespace) -> int:
     from quaver.generate import run
+
+    return run(options)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    from quaver.server.options import add_arguments
+
+    add_arguments(parser)
+    parser.set_defaults(run=_run_serve)
+
+
+def _run_serve(options: argparse.Namespace) -> int:
+    from quaver.server.serve import run  # Starlette and Uvicorn take 0.2 s to import
 
     return run(options)
 

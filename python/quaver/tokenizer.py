@@ -36,14 +36,21 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.config = read_json(directory / "tokenizer_config.json", default={})
+        if (template := directory / "chat_template.jinja").exists():  # newer checkpoints keep it beside the config
+            self.config["chat_template"] = template.read_text(encoding="utf-8")
         index = directory / FILE_NAME
         self._index = TokenizerIndex(index) if index.exists() else None
         self._whole: _WholeVocabulary | None = None
         self.bos_id = self._single_id(token_text(self.config.get("bos_token", "<bos>")))
 
-    def encode_prompt(self, text: str) -> list[int]:
+    def load_whole(self) -> None:
+        """Loads all of the vocabulary now, which makes every later text quick."""
+        self._load_whole()
+
+    def encode_prompt(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Ids of a raw prompt. It is the caller's own template: special tokens written in it count as such."""
-        return self._with_bos(self._encode(text, parse_special=True))
+        ids = self._encode(text, parse_special=True)
+        return self._with_bos(ids) if add_bos else ids
 
     def encode_chat(self, rendered: str, guard: str) -> list[int]:
         """Ids of a rendered chat. Special tokens count where the template wrote them; those of the content carry
@@ -69,11 +76,15 @@ class Tokenizer:
         stream = TextStream(self)
         return "".join([*(stream.push(token_id) for token_id in ids), stream.finish()])
 
+    def piece(self, token_id: int) -> str:
+        """The vocabulary's name of a token; empty for ids that have none (vocabularies are padded)."""
+        return self._vocabulary.piece(token_id)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that a token stands for: none for special tokens, part of a character for byte tokens."""
         if token_id in self.special_ids:
             return b""
-        piece = self._vocabulary.piece(token_id)
+        piece = self.piece(token_id)
         byte = _BYTE_PIECE.fullmatch(piece)
         return bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
 
@@ -150,7 +161,7 @@ class _WholeVocabulary:
 
     def piece(self, token_id: int) -> str:
         piece = self.tokenizer.id_to_token(token_id)
-        return "" if piece is None else piece  # vocabularies are padded: 262,208 rows for 262,145 pieces
+        return "" if piece is None else piece  # 262,208 rows for 262,145 pieces
 
 
 def token_text(value: Any) -> str:

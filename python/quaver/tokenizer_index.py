@@ -56,6 +56,8 @@ class TokenizerIndex:
         return len(self._sorted_ids)
 
     def piece(self, token_id: int) -> str:
+        if token_id >= len(self):
+            return ""  # vocabularies are padded
         return bytes(self._pieces[self._starts[token_id] : self._starts[token_id + 1]]).decode()
 
     def tokenizer_for(self, text: str) -> Tokenizer:

@@ -1,0 +1,134 @@
+"""`quaver serve`: loads the model, listens, and ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from quaver.errors import BadInputError
+from quaver.progress import SlowTask
+from quaver.server import options as flags
+from quaver.server.app import create_app
+from quaver.server.engines import EnginePool
+from quaver.server.parsers import reasoning_parser, tool_parser
+from quaver.server.service import Service, sampling_defaults
+from quaver.tokenizer import Tokenizer
+
+_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they do not write into a closing one
+_DRAIN_POLL_S = 0.05
+_LAST_BODIES_S = 5  # after draining, for requests whose bodies are still on their way to a 503
+
+
+def run(options: Namespace) -> int:
+    flags.check(options)
+    with _bound_socket(options.host, options.port) as listener:  # before the long load
+        service = load_service(options)
+        try:
+            app = create_app(service, api_keys=options.api_key, allowed_origins=options.allowed_origins)
+            server = Server(service, app)
+            asyncio.run(server.serve_until_drained(listener))
+        finally:
+            service.close()
+    return 0
+
+
+def load_service(options: Namespace) -> Service:
+    """Everything but the network."""
+    from quaver import _quaver
+
+    tokenizer = Tokenizer(options.model)
+    template = _read_template(options.chat_template) if options.chat_template else None
+    reasoning = reasoning_parser(options.reasoning_parser) if options.reasoning_parser else None
+    tools = tool_parser(options.tool_call_parser) if options.tool_call_parser else None
+    with SlowTask("loading the model"):
+        tokenizer.load_whole()
+        arguments = flags.engine_arguments(options)
+        engines = [_quaver.Engine.load(options.model, **arguments) for _ in range(options.data_parallel_size)]
+    for note in engines[0].notes:
+        print(f"note: {note}", file=sys.stderr)
+    return Service(
+        pool=EnginePool(engines),
+        tokenizer=tokenizer,
+        model_dir=options.model,
+        model_names=options.served_model_name or [options.model.resolve().name],
+        max_model_len=engines[0].max_model_len,
+        template=template,
+        defaults=sampling_defaults(options.model),
+        reasoning_parser=reasoning,
+        tool_parser=tools,
+        seed=options.seed,
+    )
+
+
+class Server(uvicorn.Server):
+    """The first SIGTERM or SIGINT drains: running requests finish, new ones get 503. The second ends at once."""
+
+    def __init__(self, service: Service, app: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_level="warning",
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_LAST_BODIES_S,
+            )
+        )
+        self._service = service
+
+    async def serve_until_drained(self, listener: socket.socket) -> None:
+        self._service.pool.start()
+        drain = asyncio.create_task(self._drain())
+        host, port = listener.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        names = ", ".join(self._service.model_names)
+        print(f"serving {names} at http://{host}:{port}", file=sys.stderr, flush=True)
+        await self.serve(sockets=[listener])
+        drain.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        yield
+
+    def _on_signal(self, number: int) -> None:
+        if self._service.draining:
+            os._exit(128 + number)
+        self._service.draining = True
+
+    async def _drain(self) -> None:
+        while not self._service.draining or self._service.active:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self.should_exit = True
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise BadInputError(
+            f"--host {host} --port {port}: expected an address that is free ({error.strerror})"
+        ) from None
+    return listener
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"--chat-template {path}: expected a text file ({error})") from None
