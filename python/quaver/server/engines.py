@@ -16,7 +16,7 @@ from typing import Any
 
 from quaver.server.errors import RequestError, unavailable
 
-_WAIT_S = 0.25  # how soon a poller notices that its engine failed or that it shall end
+_WAIT_S = 0.1  # how soon a poller notices that its engine failed or that it shall end
 
 
 @dataclass

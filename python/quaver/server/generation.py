@@ -24,6 +24,7 @@ class Choice:
     cached_tokens: int = 0
     prompt_logprobs: list[Any] = field(default_factory=list)  # TokenLogprobs of prompt tokens 1, 2, …
     last_token_time: float = 0.0
+    is_done: bool = False
 
 
 @dataclass
@@ -79,6 +80,8 @@ class Generation:
 
     def _event(self, arrival: Arrival) -> Event | None:
         choice, output = self.choices[arrival.index], arrival.output
+        if choice.is_done:
+            return None  # what the engine did before it noticed the abort
         choice.cached_tokens = max(choice.cached_tokens, output.cached_tokens)
         choice.prompt_logprobs += output.prompt_logprobs
         if output.token is None and output.finish_reason is None:
@@ -96,6 +99,7 @@ class Generation:
         elif event.finish_reason is not None:
             event.pieces += choice.text.finish()
         if event.finish_reason is not None:
+            choice.is_done = True
             self._running -= 1
             self._metrics.finished(event.finish_reason)
             self._metrics.e2e.observe(arrival.time - self._start)

@@ -33,7 +33,7 @@ def _add_model(group: Any) -> None:
     add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or Gemma 4 model")
     add("--served-model-name", nargs="+", metavar="NAME", help="names in the API (default: the folder's name)")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights of the true shapes")
-    add("--hf-overrides", type=_json_object, default="", metavar="JSON", help="merged over config.json")
+    add("--hf-overrides", type=_json_object, default="{}", metavar="JSON", help="merged over config.json")
     add("--max-model-len", type=int, default=0, help="prompt and output together; 0: as the model says (default)")
     add("--tensor-parallel-size", type=int, default=1, help="only 1: a model runs on one device")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="engines in this process (default %(default)s)")

@@ -121,9 +121,7 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise BadInputError(
-            f"--host {host} --port {port}: expected an address that is free ({error.strerror})"
-        ) from None
+        raise BadInputError(f"--host {host} --port {port}: expected a free address ({error.strerror})") from None
     return listener
 
 
