@@ -43,10 +43,6 @@ class Tokenizer:
         self._whole: _WholeVocabulary | None = None
         self.bos_id = self._single_id(token_text(self.config.get("bos_token", "<bos>")))
 
-    def load_whole(self) -> None:
-        """Loads all of the vocabulary now, which makes every later text quick."""
-        self._load_whole()
-
     def encode_prompt(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Ids of a raw prompt. It is the caller's own template: special tokens written in it count as such."""
         ids = self._encode(text, parse_special=True)
