@@ -9,5 +9,6 @@ void bind_errors(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_kv_cache(nanobind::module_& module);
 void bind_generator(nanobind::module_& module);
+void bind_engine(nanobind::module_& module);
 
 }  // namespace quaver::bindings

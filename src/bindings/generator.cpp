@@ -21,12 +21,6 @@ namespace nb = nanobind;
 namespace quaver::bindings {
 namespace {
 
-KvScalePolicy kv_scales_by_name(std::string_view name) {
-  constexpr std::array kAll{KvScalePolicy::kAuto, KvScalePolicy::kOne};
-  return by_name("kv scales", name, kAll,
-                 [](KvScalePolicy policy) { return policy == KvScalePolicy::kAuto ? "auto" : "one"; });
-}
-
 Generator load(const std::filesystem::path& directory, std::string_view kv_cache_dtype, int block_size,
                int64_t max_model_len, std::string_view kv_scales, std::string_view attention_precision,
                const std::optional<std::string>& attention_kernel, int64_t prefill_chunk, bool batch_invariant,

@@ -9,4 +9,5 @@ NB_MODULE(_quaver, module) {
   quaver::bindings::bind_attention(module);
   quaver::bindings::bind_kv_cache(module);
   quaver::bindings::bind_generator(module);
+  quaver::bindings::bind_engine(module);
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "model/weights.h"
 #include "quaver/attention.h"
 #include "quaver/kv_cache.h"
 
@@ -36,6 +37,12 @@ template <class Values, class NameOf>
 [[nodiscard]] inline KvDtype kv_dtype_by_name(std::string_view name) {
   constexpr std::array kAll{KvDtype::kE4M3, KvDtype::kBF16};
   return by_name("kv dtype", name, kAll, kv_dtype_name);
+}
+
+[[nodiscard]] inline KvScalePolicy kv_scales_by_name(std::string_view name) {
+  constexpr std::array kAll{KvScalePolicy::kAuto, KvScalePolicy::kOne};
+  return by_name("kv scales", name, kAll,
+                 [](KvScalePolicy policy) { return policy == KvScalePolicy::kAuto ? "auto" : "one"; });
 }
 
 }  // namespace quaver::bindings
