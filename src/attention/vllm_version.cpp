@@ -63,8 +63,9 @@ VllmVersion vllm_flash_attention_version(const VllmVersionQuery& query) {
       !(query.head_size == 192 && query.head_size_v == 128)) {
     choice = {2, "rule 8: head sizes above 128 do not fit tensor memory, except 192 with 128"};
   }
-  if (!runs(*choice.version, query)) {
-    return {std::nullopt, concat("rule 9: version ", *choice.version, " does not run on this device")};
+  const int version = choice.version.value_or(0);
+  if (!runs(version, query)) {
+    return {std::nullopt, concat("rule 9: version ", version, " does not run on this device")};
   }
   return choice;
 }

@@ -70,7 +70,7 @@ void CpuRunner::launch(const Step& step) {
   std::packaged_task<StepResult()> task([this, &step] { return run(step); });
   in_flight_.push_back(task.get_future());
   {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     queue_.push_back(std::move(task));
   }
   work_came_.notify_one();

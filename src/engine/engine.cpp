@@ -60,7 +60,7 @@ class Engine::Impl {
 
   ~Impl() {
     {
-      const std::lock_guard lock(mutex_);
+      const std::scoped_lock lock(mutex_);
       stopping_ = true;
     }
     work_.notify_one();
@@ -74,7 +74,7 @@ class Engine::Impl {
   void add(Request request) {
     check_fits(request);
     {
-      const std::lock_guard lock(mutex_);
+      const std::scoped_lock lock(mutex_);
       check_as(ErrorKind::kInternal, failure_.empty(), "engine failed: ", failure_);
       check(live_.insert(request.id).second, "request id ", request.id, ": expected one that is not live");
       commands_.emplace_back(std::move(request));
@@ -85,7 +85,7 @@ class Engine::Impl {
 
   void abort(uint64_t request_id) {
     {
-      const std::lock_guard lock(mutex_);
+      const std::scoped_lock lock(mutex_);
       if (!live_.contains(request_id)) return;
       commands_.emplace_back(request_id);
     }
@@ -101,14 +101,14 @@ class Engine::Impl {
   }
 
   EngineStats stats() const {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     EngineStats stats = stats_;
     stats.num_waiting += num_adds_;
     return stats;
   }
 
   std::string failure() const {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     return failure_;
   }
 
@@ -254,7 +254,7 @@ void Engine::Impl::finish_oldest() {
 }
 
 void Engine::Impl::publish() {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(mutex_);
   stats_ = scheduler_.stats();
   if (step_outputs_.empty()) return;
   for (const Output& output : step_outputs_) {
@@ -269,7 +269,7 @@ void Engine::Impl::publish() {
 void Engine::Impl::fail(const std::string& reason) {
   scheduler_.fail_all(reason, step_outputs_);
   {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     failure_ = reason;
     for (const Command& command : commands_) {
       if (const auto* const request = std::get_if<Request>(&command)) {

@@ -288,7 +288,8 @@ void Scheduler::abort(uint64_t id, std::vector<Output>& outputs) {
 }
 
 void Scheduler::preempt(const RequestPtr& request) {
-  const RequestPtr kept = request;  // `request` may be an element of running_
+  // `request` may be an element of running_. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
+  const RequestPtr kept = request;
   give_up_resources(*kept);
   kept->stage = Stage::kWaiting;
   std::erase(running_, kept);
@@ -311,7 +312,8 @@ void Scheduler::stop_decoding(const LiveRequest& request) {
 }
 
 void Scheduler::end(const RequestPtr& request, FinishReason reason, Output output, std::vector<Output>& outputs) {
-  const RequestPtr kept = request;  // `request` may be an element of live_ or running_
+  // `request` may be an element of live_ or running_. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
+  const RequestPtr kept = request;
   LiveRequest& r = *kept;
   if (r.is_running()) {
     give_up_resources(r);
