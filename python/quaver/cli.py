@@ -12,12 +12,14 @@ from quaver.bench.options import add_serve_arguments
 from quaver.errors import BadInputError
 
 _BAD_INPUT, _FAILED, _INTERRUPTED = 2, 1, 130
+_USES_SOCKETS = ("serve", "bench")  # a client that hangs up is an error there, not the end of the process
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns its exit code: 0, 2 for bad input, 130 for Ctrl-C, 1 for anything else."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `quaver … | head` ends quietly
     options = _parser().parse_args(arguments)
+    if options.command not in _USES_SOCKETS:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `quaver … | head` ends quietly
     try:
         return options.run(options)
     except (BadInputError, ValueError, FileNotFoundError) as error:

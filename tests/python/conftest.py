@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from quaver.convert import convert
 from quaver.tokenizer import Tokenizer
 from tiny_gguf import write_gemma3
 
 ROOT = Path(__file__).resolve().parents[2]
+
+settings.register_profile("always the same cases", deadline=None, derandomize=True)
+settings.load_profile("always the same cases")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from argparse import Namespace
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from quaver import __version__
 from quaver.bench.attention import version_control_commit
 from quaver.bench.metrics import percentile_key
-from quaver.bench.options import METRICS
+from quaver.bench.options import METRICS, settings
 from quaver.errors import BadInputError
 
 Run = dict[str, Any]  # metrics.summarise and what was asked for
@@ -28,6 +29,16 @@ _COUNTS = {
     "output tokens/s": "output_throughput",
     "total tokens/s": "total_token_throughput",
 }
+
+
+def show(options: Namespace, title: str, model: str, runs: Sequence[Run]) -> int:
+    """Prints, saves and draws what the options ask for; returns 1 if any request failed."""
+    print_table(title, runs, options.percentile_metrics, options.metric_percentiles)
+    if options.save_result:
+        save(options.save_result, settings(options) | {"model": model}, runs)
+    if options.plot:
+        draw(options.plot, title, runs)
+    return 1 if any(run["failed"] for run in runs) else 0
 
 
 def print_table(title: str, runs: Sequence[Run], metrics: Sequence[str], percentiles: Sequence[float]) -> None:

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from fake_server import DONE, text_chunk, usage_chunk
 from quaver.bench.http_stream import EventStream
 from quaver.bench.load import arrival_times
 from quaver.bench.metrics import RequestRecord, summarise
+from scripted_server import DONE, text_chunk, usage_chunk
 
 
 def record_of(*arrivals: tuple[float, bytes], start: float = 100.0) -> RequestRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_server import DONE, FakeServer, one_token_each, serving, text_chunk, usage_chunk
 from quaver.bench.prompts import LocalCodec, ServerCodec, random_prompts
 from quaver.bench.server_api import ServerApi
 from quaver.cli import main
 from quaver.errors import BadInputError
+from scripted_server import DONE, FakeServer, one_token_each, serving, text_chunk, usage_chunk
 
 
 def bench(fake: FakeServer, tmp_path: Path, *arguments: object, status: int = 0) -> list[dict[str, Any]]:
@@ -182,6 +183,13 @@ class _Shrinking:
 def test_a_tokenizer_that_cannot_give_the_length_is_an_error() -> None:
     with pytest.raises(BadInputError, match="exactly 10 tokens"):
         random_prompts(_Shrinking(), 1, input_len=10, output_len=1, range_ratio=0, seed=0)
+
+
+def test_a_closed_connection_does_not_end_the_process() -> None:
+    """`quaver generate | head` shall end quietly, but not what uses sockets."""
+    before = signal.getsignal(signal.SIGPIPE)
+    assert main(["bench", "serve", "--base-url", "http://127.0.0.1:9"]) == 2
+    assert signal.getsignal(signal.SIGPIPE) == before
 
 
 def test_the_command_starts_without_loading_numpy() -> None:
