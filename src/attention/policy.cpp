@@ -52,9 +52,10 @@ bool is_cpu_kernel(AttentionKernel kernel) {
   return kernel == AttentionKernel::kCpu || kernel == AttentionKernel::kCpuEmulated;
 }
 
+// Batch-invariant mode has one arithmetic for all rows: max_query_len would be that of the longest batch-mate.
 tiles::KernelFamily emulated_family(const AttentionProblem& problem) {
-  return rows_per_kv_head(problem) <= tiles::kMaxDecodeRows ? tiles::KernelFamily::kDecode
-                                                            : tiles::KernelFamily::kPrefill;
+  const bool decode = problem.batch_invariant || rows_per_kv_head(problem) <= tiles::kMaxDecodeRows;
+  return decode ? tiles::KernelFamily::kDecode : tiles::KernelFamily::kPrefill;
 }
 
 // What all FP8 tensor-core kernels, and their emulation, need of the cache.

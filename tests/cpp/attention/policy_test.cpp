@@ -118,6 +118,9 @@ TEST(Policy, TheEmulationHasTheTilesAndDefaultsOfTheKernelItStandsFor) {
   problem.max_query_len = 17;
   EXPECT_EQ(planned(problem).kv_tile, 128);
   EXPECT_EQ(planned(problem).precision, Precision::kSingle);
+  problem.batch_invariant = true;  // B25: the longest sequence of a batch must not choose for the others
+  EXPECT_EQ(planned(problem).kv_tile, 64);
+  EXPECT_EQ(planned(problem).precision, Precision::kSplit);
 }
 
 // ---- decode on Hopper
