@@ -33,10 +33,11 @@ DeviceAttention::DeviceAttention(const AttentionProblem& problem, const Attentio
     : problem_(problem) {
   switch (plan.kernel) {
     case AttentionKernel::kDecodeFp8: decode_.emplace(problem, plan, device, limits); return;
+    case AttentionKernel::kPrefillFp8: prefill_.emplace(problem, plan, device, limits.max_sequences, 1); return;
     case AttentionKernel::kGeneral: general::prepare(problem, device); return;
     default: break;
   }
-  fail(ErrorKind::kUnsupported, "kernel ", kernel_name(plan.kernel), ": expected decode_fp8 or general");
+  fail(ErrorKind::kUnsupported, "kernel ", kernel_name(plan.kernel), ": expected decode_fp8, prefill_fp8 or general");
 }
 
 void DeviceAttention::schedule(const AttentionArgs& args, cudaStream_t stream) {
@@ -44,6 +45,7 @@ void DeviceAttention::schedule(const AttentionArgs& args, cudaStream_t stream) {
   check_dense(args.query_start, "query_start");
   check_dense(args.block_table, "block_table");
   if (decode_) decode_->schedule(args.seq_lens, args.query_start, args.block_table, stream);
+  if (prefill_) prefill_->schedule(args.seq_lens, args.query_start, stream);
 }
 
 void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream) {
@@ -55,10 +57,11 @@ void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream) {
   check_dense(args.v_scale, "v_scale");
   check_dense(args.sinks, "sinks");
   check_dense(args.span_ids, "span_ids");
-  if (!decode_) return general::run(problem_, args, stream);
-  check_alignment(args.q, "q", 4);
-  check_alignment(args.out, "out", 2);
-  decode_->run(args, stream);
+  if (!decode_ && !prefill_) return general::run(problem_, args, stream);
+  check_alignment(args.q, "q", prefill_ ? 8 : 4);
+  check_alignment(args.out, "out", prefill_ ? 8 : 2);
+  if (prefill_) prefill_->run(args, stream);
+  if (decode_) decode_->run(args, stream);
 }
 
 }  // namespace quaver

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "attention/decode_fp8/launch.h"
+#include "attention/prefill_fp8/launch.h"
 #include "core/cuda.h"
 #include "core/device_info.h"
 #include "quaver/attention.h"
@@ -33,7 +34,8 @@ class DeviceAttention {
 
  private:
   AttentionProblem problem_;
-  std::optional<decode_fp8::DecodeFp8> decode_;  // empty: the general kernel, which keeps nothing between calls
+  std::optional<decode_fp8::DecodeFp8> decode_;  // both empty: the general kernel, which keeps nothing between calls
+  std::optional<prefill_fp8::PrefillFp8> prefill_;
 };
 
 }  // namespace quaver

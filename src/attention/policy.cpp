@@ -90,6 +90,14 @@ Objection decode_objection(const AttentionProblem& problem) {
   return std::nullopt;
 }
 
+Objection prefill_objection(const AttentionProblem& problem) {
+  if (auto objection = fp8_objection(problem)) return objection;
+  if (problem.kv.head_dim_k > 256) return concat("head dim ", problem.kv.head_dim_k, ": expected at most 256");
+  if (problem.precision == Precision::kSplit) return "precision split: expected single or auto";
+  if (problem.bidirectional_spans) return "bidirectional spans: expected none";
+  return std::nullopt;
+}
+
 Objection kernel_objection(AttentionKernel kernel, const AttentionProblem& problem,
                            std::span<const AttentionKernel> built) {
   if (is_cpu_kernel(kernel) != (problem.arch == 0)) {
@@ -100,8 +108,8 @@ Objection kernel_objection(AttentionKernel kernel, const AttentionProblem& probl
     case AttentionKernel::kCpu:
     case AttentionKernel::kGeneral: return fp32_objection(problem);
     case AttentionKernel::kDecodeFp8: return decode_objection(problem);
-    case AttentionKernel::kCpuEmulated:
-    case AttentionKernel::kPrefillFp8: return fp8_objection(problem);
+    case AttentionKernel::kPrefillFp8: return prefill_objection(problem);
+    case AttentionKernel::kCpuEmulated: return fp8_objection(problem);
   }
   return "unknown kernel";
 }

@@ -12,6 +12,7 @@ inline constexpr std::array kBuiltKernels{
     AttentionKernel::kCpu,
     AttentionKernel::kCpuEmulated,
     AttentionKernel::kDecodeFp8,
+    AttentionKernel::kPrefillFp8,
     AttentionKernel::kGeneral,
 };
 

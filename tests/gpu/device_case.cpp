@@ -26,6 +26,16 @@ AttentionPlan decode_plan(const AttentionProblem& problem, Precision precision, 
           .reason = {}};
 }
 
+AttentionPlan prefill_plan(const AttentionProblem& problem, Precision precision) {
+  return {.kernel = AttentionKernel::kPrefillFp8,
+          .precision = precision,
+          .kv_tile = tiles::kv_tile(tiles::KernelFamily::kPrefill, problem.kv.head_dim_k),
+          .max_rows = 0,
+          .split_tokens = 0,
+          .promote_qk = precision == Precision::kSplit && problem.kv.head_dim_k >= 256,
+          .reason = {}};
+}
+
 std::vector<float> Outputs::values() const {
   if (!f32.empty()) return f32;
   std::vector<float> floats;

@@ -1,4 +1,4 @@
-// A testing::Case in device memory, and one run of the decode kernel over it.
+// A testing::Case in device memory, and one run of a kernel over it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,6 +32,9 @@ template <class T>
 /// The plan of the decode kernel for a problem, as the policy makes it.
 [[nodiscard]] AttentionPlan decode_plan(const AttentionProblem& problem, Precision precision,
                                         bool batch_invariant = false);
+
+/// The same of the prefill kernel.
+[[nodiscard]] AttentionPlan prefill_plan(const AttentionProblem& problem, Precision precision);
 
 /// Out and LSE of a run, as written; NaN where nothing was.
 struct Outputs {

@@ -1,0 +1,81 @@
+#include "attention/prefill_fp8/launch.h"
+
+#include <bit>
+#include <numbers>
+
+#include "attention/device_views.h"
+#include "attention/prefill_fp8/instance.h"
+#include "attention/prefill_fp8/traits.h"
+#include "core/with_value.h"
+
+namespace quaver::prefill_fp8 {
+
+PrefillFp8::PrefillFp8(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
+                       int64_t max_sequences, int min_rows)
+    : problem_(problem) {
+  check_as(ErrorKind::kUnsupported, device.arch == 90, "compute capability ", device.arch, " of ", device.name,
+           ": expected 90 (the kernel uses WGMMA)");
+  check(plan.precision == Precision::kSingle, "precision ", precision_name(plan.precision), ": expected single");
+  const int head_dim = problem.kv.head_dim_k;
+  check(plan.kv_tile == tiles::kv_tile(tiles::KernelFamily::kPrefill, head_dim), "kv_tile ", plan.kv_tile,
+        ": expected the prefill kernel's ", tiles::kv_tile(tiles::KernelFamily::kPrefill, head_dim));
+  int ctas_per_sm = 0;
+  int block_rows = 0;
+  with_value<64, 96, 128, 192, 256>(head_dim, [&](auto dim) {
+    ctas_per_sm = Instance<decltype(dim)::value>::prepare();
+    block_rows = PrefillTraits<decltype(dim)::value>::kRows;
+  });
+  check_as(ErrorKind::kUnsupported, ctas_per_sm > 0, "shared memory of ", device.name,
+           ": expected enough for one CTA of the prefill kernel");
+  grid_ = ctas_per_sm * device.num_sms;
+  work_ = std::make_unique<schedule::BlockList>(
+      schedule::BlockShape{.group = problem.num_q_heads / problem.kv.num_kv_heads,
+                           .block_rows = block_rows,
+                           .kv_tile = plan.kv_tile,
+                           .mask = {.causal = problem.causal, .window = problem.window},
+                           .min_rows = min_rows},
+      max_sequences, problem.max_query_len);
+}
+
+void PrefillFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView& query_start, cudaStream_t stream) {
+  work_->schedule({.seq_lens = pointer<int32_t>(seq_lens),
+                   .query_start = pointer<int32_t>(query_start),
+                   .num_sequences = static_cast<int>(seq_lens.dim(0))},
+                  stream);
+}
+
+void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
+  constexpr auto kLog2E = std::numbers::log2e_v<float>;
+  const schedule::BlockShape& shape = work_->shape();
+  const Output output{.out = args.out.data,
+                      .out_f32 = args.out.dtype == DType::kF32,
+                      .out_strides = row_strides(args.out),
+                      .lse = static_cast<float*>(args.lse.data),
+                      .lse_strides = row_strides(args.lse),
+                      .sinks = pointer<float>(args.sinks),
+                      .v_scale = pointer<float>(args.v_scale),
+                      .v_descale = descale(args.v_descale),
+                      .group = shape.group};
+  const Parameters parameters{.q = pointer<__nv_bfloat16>(args.q),
+                              .q_strides = row_strides(args.q),
+                              .pages = pointer<uint8_t>(args.pages),
+                              .page_stride = args.pages.strides[0],
+                              .block_table = pointer<int32_t>(args.block_table),
+                              .block_table_stride = args.block_table.strides[0],
+                              .layout = problem_.kv,
+                              .page_shift = std::countr_zero(static_cast<unsigned>(problem_.kv.page_size)),
+                              .k_scale = pointer<float>(args.k_scale),
+                              .q_descale = descale(args.q_descale),
+                              .k_descale = descale(args.k_descale),
+                              .scale_log2 = args.softmax_scale * kLog2E,
+                              .softcap_log2 = problem_.softcap * kLog2E,
+                              .mask = shape.mask,
+                              .group = shape.group,
+                              .work = work_->view(),
+                              .output = output};
+  with_value<64, 96, 128, 192, 256>(problem_.kv.head_dim_k, [&](auto dim) {
+    Instance<decltype(dim)::value>::launch(parameters, grid_, stream);
+  });
+}
+
+}  // namespace quaver::prefill_fp8

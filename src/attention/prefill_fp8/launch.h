@@ -1,0 +1,34 @@
+// Host side of the prefill kernel: the work list of one cache group on one stream, and the launches.
+#pragma once
+
+#include <memory>
+
+#include "attention/schedule/block_list.h"
+#include "core/cuda.h"
+#include "core/device_info.h"
+#include "quaver/attention.h"
+
+namespace quaver::prefill_fp8 {
+
+/// Attention of the layers of one cache group on one stream of the current device. Allocates in the constructor only.
+class PrefillFp8 {
+ public:
+  /// `min_rows`: sequences with fewer query rows a kv head are left to another kernel.
+  /// Throws Error(kUnsupported) for a device that the kernel does not run on, Error(kOutOfMemory).
+  PrefillFp8(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
+             int64_t max_sequences, int min_rows);
+
+  /// Makes the work list from lengths in device memory: once a step. No synchronisation; graph-safe.
+  void schedule(const ConstTensorView& seq_lens, const ConstTensorView& query_start, cudaStream_t stream);
+
+  /// One layer, with the lengths of the last schedule(). The caller has checked `args` against the problem; what only
+  /// the device can see is trusted: lengths that fit the block table, page ids inside the pool.
+  void run(const AttentionArgs& args, cudaStream_t stream);
+
+ private:
+  AttentionProblem problem_;
+  int grid_ = 0;
+  std::unique_ptr<schedule::BlockList> work_;
+};
+
+}  // namespace quaver::prefill_fp8

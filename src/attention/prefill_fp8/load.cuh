@@ -1,0 +1,148 @@
+// The load warp: draws items for the CTA, publishes them one ahead and keeps the rings of K and V tiles full with one
+// bulk copy a page and half.
+#pragma once
+
+#include "attention/decode_fp8/load.cuh"
+#include "attention/prefill_fp8/params.h"
+#include "attention/prefill_fp8/traits.h"
+#include "kv_cache/page_format.h"
+#include "ptx/barrier.cuh"
+#include "ptx/bulk_copy.cuh"
+
+namespace quaver::prefill_fp8 {
+
+using decode_fp8::kAllLanes;
+using decode_fp8::load_words;
+using decode_fp8::RingPosition;
+
+template <class Traits>
+class Loader {
+ public:
+  __device__ Loader(const Parameters& p, SharedState<Traits>& state, uint8_t* values)
+      : p_(p), state_(state), values_(values), lane_(static_cast<int>(threadIdx.x) % 32) {
+    ptx::fence_proxy_async_global();  // pages were written by ordinary stores of earlier kernels
+    num_items_ = __ldcg(p.work.num_blocks) * p.layout.num_kv_heads;
+  }
+
+  /// The first item has the CTA's number; more come by ticket. The draw is in flight while the first tile is loaded.
+  __device__ void run() {
+    Item item = make_item(static_cast<int>(blockIdx.x));
+    publish(item);
+    while (item.head >= 0) {
+      const int next_index = draw();
+      if (item.block.tile_begin < item.block.tile_end) load_tile(item, item.block.tile_begin);
+      const Item next = make_item(__shfl_sync(kAllLanes, next_index, 0));
+      publish(next);
+      for (int tile = item.block.tile_begin + 1; tile < item.block.tile_end; ++tile) load_tile(item, tile);
+      item = next;
+    }
+  }
+
+ private:
+  /// Every CTA that had a first item draws until it gets none; the counter wraps to 0 with the last of these draws.
+  __device__ int draw() const {
+    int index = 0;
+    if (lane_ == 0) {
+      index = static_cast<int>(gridDim.x + atomicInc(reinterpret_cast<unsigned*>(p_.work.ticket),
+                                                     static_cast<unsigned>(num_items_) - 1));
+    }
+    return index;
+  }
+
+  __device__ Item make_item(int index) const {
+    Item item;
+    item.head = -1;
+    if (index < num_items_) {
+      load_words(p_.work.blocks + index / p_.layout.num_kv_heads, item.block);
+      item.head = index % p_.layout.num_kv_heads;
+    }
+    return item;
+  }
+
+  __device__ void publish(const Item& item) {
+    ptx::mbarrier_wait(ptx::shared_address(&state_.item_empty[item_slot_.slot]), item_slot_.parity);
+    if (lane_ == 0) {
+      state_.items[item_slot_.slot] = item;
+      ptx::mbarrier_arrive(ptx::shared_address(&state_.item_full[item_slot_.slot]));
+    }
+    item_slot_.advance();
+  }
+
+  __device__ void load_tile(const Item& item, int tile) {
+    const KvLayout layout{.num_kv_heads = p_.layout.num_kv_heads,
+                          .head_dim_k = Traits::kHeadDim,
+                          .head_dim_v = Traits::kHeadDim,
+                          .page_size = p_.layout.page_size};
+    const int tile_token = tile * Traits::kTile;
+    const int first = max(tile_token, item.block.first_key);  // tokens that the sequence's rows may see
+    const int last = min(tile_token + Traits::kTile, item.block.kv_len);
+    const int begin = first & ~15;  // loaded in whole blocks of 16
+    const int end = (last + 15) & ~15;
+    // Lane i copies what the tile has of its i-th page.
+    const int page_token = tile_token + lane_ * layout.page_size;
+    const int from = max(page_token, begin);
+    const int tokens = min(page_token + layout.page_size, end) - from;
+    const uint8_t* source = p_.pages;
+    if (tokens > 0) {
+      const int32_t* table = p_.block_table + item.block.sequence * p_.block_table_stride;
+      source += __ldg(table + (from >> p_.page_shift)) * p_.page_stride;
+    }
+    const int in_page = from & (layout.page_size - 1);
+    const uint32_t destination = slot_.slot * Traits::kTileBytes + (from - tile_token) * Traits::kHeadDim;
+    const auto copy = [&](uint32_t ring, int64_t offset, uint64_t* full) {
+      const uint32_t barrier = ptx::shared_address(full);
+      if (lane_ == 0) ptx::mbarrier_arrive_expect(barrier, (end - begin) * Traits::kHeadDim);
+      __syncwarp();
+      if (tokens > 0) ptx::bulk_load(ring + destination, source + offset, tokens * Traits::kHeadDim, barrier);
+    };
+    ptx::mbarrier_wait(ptx::shared_address(&state_.key_empty[slot_.slot]), slot_.parity);
+    copy(Traits::kKeys, page_format::k_offset(layout, item.head, in_page, 0), &state_.key_full[slot_.slot]);
+    ptx::mbarrier_wait(ptx::shared_address(&state_.value_empty[slot_.slot]), slot_.parity);
+    const int64_t value_offset = page_format::v_offset(layout, item.head, in_page, 0);
+    if (last - first == Traits::kTile) {
+      copy(Traits::kValues, value_offset, &state_.value_full[slot_.slot]);
+    } else {
+      copy(Traits::kValues, value_offset, &state_.value_edge);
+      ptx::mbarrier_wait(ptx::shared_address(&state_.value_edge), edge_parity_);
+      edge_parity_ ^= 1U;
+      clear_values(values_ + slot_.slot * Traits::kTileBytes, first - tile_token, last - tile_token);
+      if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&state_.value_full[slot_.slot]));
+    }
+    slot_.advance();
+  }
+
+  /// Zeroes a V tile outside the tokens [first, last): 0 * NaN must not reach O. First and last tile of a sequence only.
+  __device__ void clear_values(uint8_t* tile, int first, int last) const {
+    for (int block = 0; block < Traits::kTile / 16; ++block) {
+      const int from = first - 16 * block;  // tokens of the block to keep: [from, to)
+      const int to = last - 16 * block;
+      if (from <= 0 && to >= 16) continue;
+      for (int column = lane_; column < Traits::kHeadDim; column += 32) {
+        auto* group = reinterpret_cast<uint4*>(tile + (block * Traits::kHeadDim + column) * 16);
+        uint32_t words[4] = {};
+        if (from < 16 && to > 0) {
+          *reinterpret_cast<uint4*>(words) = *group;
+#pragma unroll
+          for (int position = 0; position < 16; ++position) {
+            const int token = page_format::v_position_token(position);
+            if (token < from || token >= to) words[position / 4] &= ~(0xFFU << (8 * (position % 4)));
+          }
+        }
+        *group = *reinterpret_cast<uint4*>(words);
+      }
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+  }
+
+  const Parameters& p_;
+  SharedState<Traits>& state_;
+  uint8_t* values_;
+  int lane_;
+  int num_items_ = 0;
+  uint32_t edge_parity_ = 0;
+  RingPosition<Traits::kStages> slot_{.parity = 1};
+  RingPosition<kItemSlots> item_slot_{.parity = 1};
+};
+
+}  // namespace quaver::prefill_fp8

@@ -1,0 +1,67 @@
+// Query rows in blocks: what one CTA of the prefill kernel works on at a time. Host and device, unit-tested on the CPU.
+//
+// The rows of a kv head (token * group + head in the group) are cut every block_rows, so that any GQA ratio fills the
+// blocks. A block is the same work for every kv head; block and kv head together are an item.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/tiles.h"
+
+namespace quaver::schedule {
+
+/// What the row blocks of one cache group have in common.
+struct BlockShape {
+  int group = 1;         ///< query heads of one kv head
+  int block_rows = 128;  ///< query rows of one block
+  int kv_tile = 128;     ///< tokens
+  tiles::Mask mask{};
+  int min_rows = 1;  ///< sequences with fewer rows a kv head belong to another kernel
+};
+
+/// One block, ready to be worked on. Read in 16-byte words.
+struct alignas(16) RowBlock {
+  int sequence;
+  int first_row;
+  int query_begin;  ///< first row of q that is the sequence's
+  int query_len;
+  int kv_len;
+  int first_key;   ///< lowest key that any query token of the sequence sees; table entries left of it are not read
+  int tile_begin;  ///< KV tiles that some row of the block sees, absolute
+  int tile_end;
+};
+
+[[nodiscard]] QUAVER_HD constexpr int num_row_blocks(const BlockShape& shape, int query_len) {
+  const int rows = query_len * shape.group;
+  return rows < shape.min_rows ? 0 : (rows + shape.block_rows - 1) / shape.block_rows;
+}
+
+/// Query tokens of the rows [first_row, first_row + rows) of a sequence.
+struct TokenRange {
+  int first = 0;
+  int last = 0;
+};
+
+[[nodiscard]] QUAVER_HD constexpr TokenRange row_tokens(int group, int query_len, int first_row, int rows) {
+  const int end = (first_row + rows + group - 1) / group;
+  return {.first = tiles::row_token(first_row, group), .last = end < query_len ? end : query_len};
+}
+
+[[nodiscard]] QUAVER_HD constexpr RowBlock row_block(const BlockShape& shape, int sequence, int query_begin,
+                                                     int query_len, int kv_len, int block) {
+  const int first_row = block * shape.block_rows;
+  const TokenRange tokens = row_tokens(shape.group, query_len, first_row, shape.block_rows);
+  const tiles::VisibleKeys keys = tiles::visible_keys(shape.mask, kv_len, query_len, tokens.first, tokens.last);
+  const tiles::TileRange range = tiles::tile_range(keys, shape.kv_tile);
+  const tiles::VisibleKeys all = tiles::visible_keys(shape.mask, kv_len, query_len, 0, query_len);
+  return {.sequence = sequence,
+          .first_row = first_row,
+          .query_begin = query_begin,
+          .query_len = query_len,
+          .kv_len = kv_len,
+          .first_key = static_cast<int>(all.any.first),
+          .tile_begin = static_cast<int>(range.first),
+          .tile_end = static_cast<int>(range.last)};
+}
+
+}  // namespace quaver::schedule
