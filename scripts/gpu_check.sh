@@ -38,7 +38,7 @@ for step in $steps; do
     test) run test ctest --test-dir build/cuda -L gpu -j 8 --output-on-failure ;;
     sanitize)  # memcheck over every kind of launch; synccheck does not know setmaxnreg and racecheck not mbarriers
       run memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$tests" \
-        --gtest_filter='DecodeProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
+        --gtest_filter='DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
       ;;
     bench)
       run bench build/cuda/bench/attention/bench_attention --out "$out/decode.json" --commit "$commit" --driver "$driver"

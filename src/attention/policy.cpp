@@ -123,7 +123,8 @@ AttentionPlan fp8_plan(AttentionKernel kernel, tiles::KernelFamily family, const
   }
   plan.kv_tile = tiles::kv_tile(family, head_dim);
   plan.max_rows = kernel == AttentionKernel::kDecodeFp8 ? tiles::kMaxDecodeRows : 0;
-  plan.split_tokens = problem.batch_invariant ? tiles::kFixedSplitTokens : 0;
+  const bool cut = family == tiles::KernelFamily::kDecode;  // prefill works on all keys of a row in one go
+  plan.split_tokens = cut && problem.batch_invariant ? tiles::kFixedSplitTokens : 0;
   plan.promote_qk = plan.precision == Precision::kSplit && head_dim >= 256;
   return plan;
 }

@@ -51,7 +51,9 @@ std::vector<Shape> shapes() {
   };
 }
 
+// Q is what E4M3 holds exactly, so that `single` has the error of P alone and the LSE that of the accumulator.
 Case make_case(const Shape& shape, int head_dim, uint64_t seed) {
+  Random random(seed);
   return Case({.query_lens = shape.query_lens,
                .kv_lens = shape.kv_lens,
                .num_q_heads = shape.kv_heads * shape.group,
@@ -66,8 +68,12 @@ Case make_case(const Shape& shape, int head_dim, uint64_t seed) {
                .scales = shape.scales,
                .descales = shape.descales,
                .out_dtype = shape.out,
-               .seed = seed});
+               .seed = seed,
+               .query = [&](int, int64_t, int, int) { return e4m3_decode(e4m3_quantize(random.normal(), 1.0F)); }});
 }
+
+// Rows of few keys have no other keys to average the rounding of P with.
+constexpr Tolerance kLimit{.relative_l2 = 4e-2, .worst_row = 7e-2, .gain = 4e-2, .lse = 5e-3};
 
 class PrefillShapes : public ::testing::TestWithParam<int> {};
 
@@ -82,38 +88,39 @@ TEST_P(PrefillShapes, MatchFloat64AndRepeatBitwise) {
     DeviceAttention attention(device.problem, prefill_plan(device.problem, Precision::kSingle), query_device(0),
                               device.limits());
     const Outputs first = device.run(attention);
-    Tolerance limit = tolerance(Precision::kSingle, shape.out);
-    // Rows of one or two keys share one rounding of P, so their errors do not average out in the gain.
-    limit.gain = limit.relative_l2;
-    EXPECT_TRUE(close_to<float>(first.values(), expected.out, head_dim, limit));
-    EXPECT_TRUE(lse_close_to<float>(first.lse, expected.lse, limit));
+    EXPECT_TRUE(close_to<float>(first.values(), expected.out, head_dim, kLimit));
+    EXPECT_TRUE(lse_close_to<float>(first.lse, expected.lse, kLimit));
     EXPECT_TRUE(first == device.run(attention)) << "second run differs";
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, PrefillShapes, ::testing::Values(64, 96, 128, 192, 256));
 
-// With a Q that E4M3 holds exactly what remains is the rounding of P: 2.4e-2.
-class PrefillExactQuery : public ::testing::TestWithParam<int> {};
+// On N(0,1) data: 2.6e-2 from P with a Q that E4M3 holds exactly, 3.6e-2 to 4.1e-2 with a BF16 Q (256 rows).
+class PrefillError : public ::testing::TestWithParam<int> {};
 
-TEST_P(PrefillExactQuery, ErrorIsThatOfP) {
-  Random random(5);
+TEST_P(PrefillError, OnNormalData) {
   const int head_dim = GetParam();
-  const Case host({.query_lens = {64, 200},
-                   .kv_lens = {2000, 200},
-                   .num_q_heads = 4,
-                   .kv = {.num_kv_heads = 2, .head_dim_k = head_dim, .head_dim_v = head_dim, .page_size = 64},
-                   .query = [&](int, int64_t, int, int) { return e4m3_decode(e4m3_quantize(random.normal(), 1.0F)); }});
-  DeviceCase device(host);
-  const Outputs outputs = device.run(prefill_plan(device.problem, Precision::kSingle));
-  const OracleOutput expected = host.expected();
-  const Deviation d = deviation<float>(outputs.values(), expected.out, head_dim);
-  std::printf("exact Q, d%d: relative L2 %.2e\n", head_dim, d.relative_l2);
-  EXPECT_LE(d.relative_l2, 2.7e-2);
-  EXPECT_TRUE(lse_close_to<float>(outputs.lse, expected.lse, {.lse = 2e-3}));
+  for (const bool exact_query : {true, false}) {
+    Random random(5);
+    const Case host({.query_lens = {64},
+                     .kv_lens = {3000},
+                     .num_q_heads = 4,
+                     .kv = {.num_kv_heads = 2, .head_dim_k = head_dim, .head_dim_v = head_dim, .page_size = 64},
+                     .query = [&](int, int64_t, int, int) {
+                       const float x = random.normal();
+                       return exact_query ? e4m3_decode(e4m3_quantize(x, 1.0F)) : x;
+                     }});
+    DeviceCase device(host);
+    const Outputs outputs = device.run(prefill_plan(device.problem, Precision::kSingle));
+    const Deviation d = deviation<float>(outputs.values(), host.expected().out, head_dim);
+    std::printf("d%d, %s Q: relative L2 %.2e, gain %.4f\n", head_dim, exact_query ? "exact" : "BF16", d.relative_l2,
+                d.gain);
+    EXPECT_LE(d.relative_l2, exact_query ? 2.85e-2 : 4.2e-2);
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(HeadDims, PrefillExactQuery, ::testing::Values(64, 96, 128, 192, 256));
+INSTANTIATE_TEST_SUITE_P(HeadDims, PrefillError, ::testing::Values(64, 96, 128, 192, 256));
 
 }  // namespace
 }  // namespace quaver::testing

@@ -61,8 +61,8 @@ __device__ __forceinline__ void write_row(const Parameters& p, const Item& item,
       uint32_t words[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        words[k] = to_bf16x2(state.out[4 * (j + k) + 2 * i] * result.scale,
-                             state.out[4 * (j + k) + 2 * i + 1] * result.scale);
+        words[k] =
+            to_bf16x2(state.out[4 * (j + k) + 2 * i] * result.scale, state.out[4 * (j + k) + 2 * i + 1] * result.scale);
       }
       transpose_quad(words);
       if (valid) {

@@ -14,7 +14,8 @@
 
 namespace quaver::prefill_fp8 {
 
-/// Calls work(item, index of the item in this CTA) for one item after the other; a warp's item slot is given back after.
+/// Calls work(item, index of the item in this CTA) for one item after the other; a warp's item slot is given back
+/// after.
 template <class Traits, class Work>
 __device__ __forceinline__ void for_each_item(SharedState<Traits>& shared, Work work) {
   RingPosition<kItemSlots> slot;
@@ -35,7 +36,7 @@ __device__ __forceinline__ void quantize_queries(const Parameters& p, SharedStat
     const int buffer = index % 2;
     const uint32_t parity = index / 2 % 2;
     ptx::mbarrier_wait(ptx::shared_address(&shared.query_empty[buffer]), parity ^ 1U);
-    load_query<Traits>(p, item, query + buffer * Traits::kQueryBytes, shared.scale[buffer]);
+    load_query<Traits>(p, item, query + buffer * Traits::kQueryBytes, shared.query[buffer]);
     ptx::mbarrier_arrive(ptx::shared_address(&shared.query_full[buffer]));
   });
 }
@@ -50,24 +51,11 @@ __device__ __forceinline__ void compute(const Parameters& p, SharedState<Traits>
     const int buffer = index % 2;
     const int num_rows = item.block.query_len * p.group;
     const int first_row = item.block.first_row + warpgroup * 64;
-    const schedule::TokenRange tokens = schedule::row_tokens(p.group, item.block.query_len, first_row, 64);
-    const tiles::TileRange own = tiles::tile_range(
-        tiles::visible_keys(p.mask, item.block.kv_len, item.block.query_len, tokens.first, tokens.last), Traits::kTile);
-
     ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[buffer]), index / 2 % 2);
-    const float* scale = shared.scale[buffer] + warpgroup * 64 + row_in_group;
-    QueryRows rows;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = tiles::row_token(min(first_row + row_in_group + 8 * i, num_rows - 1), p.group);
-      const tiles::KeyRange keys = tiles::visible_keys(p.mask, item.block.kv_len, item.block.query_len, token);
-      rows.first_key[i] = static_cast<int>(keys.first);
-      rows.last_key[i] = static_cast<int>(keys.last);
-      rows.scale[i] = p.softcap_log2 > 0.0F ? 1.0F : scale[8 * i];
-    }
+    const RowInfo* rows = shared.query[buffer].rows + warpgroup * 64 + row_in_group;
     RowState<Traits> state;
     reset(state);
-    attend<Traits>(p, item, own, rows, scale, warpgroup,
+    attend<Traits>(p, item, shared.query[buffer].tiles[warpgroup], rows, warpgroup,
                    Traits::kQuery + buffer * Traits::kQueryBytes + warpgroup * 64 * Traits::kHeadDim, shared, slot,
                    state);
     __syncwarp();

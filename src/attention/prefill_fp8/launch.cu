@@ -69,13 +69,13 @@ void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
                               .k_descale = descale(args.k_descale),
                               .scale_log2 = args.softmax_scale * kLog2E,
                               .softcap_log2 = problem_.softcap * kLog2E,
+                              .softcap_inward = problem_.softcap > 0.0F ? 2.0F / problem_.softcap : 0.0F,
                               .mask = shape.mask,
                               .group = shape.group,
                               .work = work_->view(),
                               .output = output};
-  with_value<64, 96, 128, 192, 256>(problem_.kv.head_dim_k, [&](auto dim) {
-    Instance<decltype(dim)::value>::launch(parameters, grid_, stream);
-  });
+  with_value<64, 96, 128, 192, 256>(
+      problem_.kv.head_dim_k, [&](auto dim) { Instance<decltype(dim)::value>::launch(parameters, grid_, stream); });
 }
 
 }  // namespace quaver::prefill_fp8

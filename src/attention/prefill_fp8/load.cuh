@@ -43,8 +43,8 @@ class Loader {
   __device__ int draw() const {
     int index = 0;
     if (lane_ == 0) {
-      index = static_cast<int>(gridDim.x + atomicInc(reinterpret_cast<unsigned*>(p_.work.ticket),
-                                                     static_cast<unsigned>(num_items_) - 1));
+      index = static_cast<int>(
+          gridDim.x + atomicInc(reinterpret_cast<unsigned*>(p_.work.ticket), static_cast<unsigned>(num_items_) - 1));
     }
     return index;
   }
@@ -111,7 +111,8 @@ class Loader {
     slot_.advance();
   }
 
-  /// Zeroes a V tile outside the tokens [first, last): 0 * NaN must not reach O. First and last tile of a sequence only.
+  /// Zeroes a V tile outside the tokens [first, last): 0 * NaN must not reach O. First and last tile of a sequence
+  /// only.
   __device__ void clear_values(uint8_t* tile, int first, int last) const {
     for (int block = 0; block < Traits::kTile / 16; ++block) {
       const int from = first - 16 * block;  // tokens of the block to keep: [from, to)

@@ -12,13 +12,6 @@
 
 namespace quaver::prefill_fp8 {
 
-/// What a thread knows about its two query rows.
-struct QueryRows {
-  float scale[2] = {};  ///< S (after a softcap: 1) to logits in log2 units
-  int first_key[2] = {};
-  int last_key[2] = {};  ///< visible keys: [first_key, last_key)
-};
-
 /// Softmax state of a thread's rows and its columns of O.
 template <class Traits>
 struct RowState {
@@ -56,20 +49,20 @@ __device__ __forceinline__ void issue_scores(uint32_t query_low, int stage, floa
 
 /// Logits in log2 units become cap * tanh(logit / cap); tanh(y) = 1 - 2 / (1 + 2^(2 y log2 e)).
 template <class Traits>
-__device__ __forceinline__ void apply_softcap(float softcap_log2, const float* scale, float (&s)[Traits::kTile / 2]) {
-  const float inward = 2.0F * 1.44269504F / softcap_log2;
+__device__ __forceinline__ void apply_softcap(const Parameters& p, const RowInfo* rows, float (&s)[Traits::kTile / 2]) {
+  const float inward[2] = {rows[0].scale * p.softcap_inward, rows[8].scale * p.softcap_inward};
 #pragma unroll
   for (int i = 0; i < Traits::kTile / 2; ++i) {
-    const float x = s[i] * (scale[i % 4 < 2 ? 0 : 8] * inward);
-    s[i] = softcap_log2 * fmaf(-2.0F, ptx::reciprocal_approx(1.0F + ptx::exp2_approx(x)), 1.0F);
+    const float x = s[i] * inward[i % 4 / 2];
+    s[i] = p.softcap_log2 * fmaf(-2.0F, ptx::reciprocal_approx(1.0F + ptx::exp2_approx(x)), 1.0F);
   }
 }
 
 template <class Traits>
-__device__ __forceinline__ void apply_mask(const QueryRows& rows, int tile_token, float (&s)[Traits::kTile / 2]) {
+__device__ __forceinline__ void apply_mask(const RowInfo* rows, int tile_token, float (&s)[Traits::kTile / 2]) {
   const int column = tile_token + static_cast<int>(threadIdx.x) % 4 * 2;
-  const int first[2] = {rows.first_key[0] - column, rows.first_key[1] - column};
-  const int last[2] = {rows.last_key[0] - column, rows.last_key[1] - column};
+  const int first[2] = {rows[0].first_key - column, rows[8].first_key - column};
+  const int last[2] = {rows[0].last_key - column, rows[8].last_key - column};
 #pragma unroll
   for (int j = 0; j < Traits::kTile / 8; ++j) {
 #pragma unroll
@@ -83,7 +76,7 @@ __device__ __forceinline__ void apply_mask(const QueryRows& rows, int tile_token
 /// Moves the running maximum, and the sums with it. `factor`: what O is multiplied by; `offset`: exponent of P is
 /// S * scale + offset.
 template <class Traits>
-__device__ __forceinline__ void advance_maximum(const QueryRows& rows, const float (&s)[Traits::kTile / 2],
+__device__ __forceinline__ void advance_maximum(const float (&scale)[2], const float (&s)[Traits::kTile / 2],
                                                 RowState<Traits>& state, float (&factor)[2], float (&offset)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -96,7 +89,7 @@ __device__ __forceinline__ void advance_maximum(const QueryRows& rows, const flo
     top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
     top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
     // An integer maximum makes every rescale an exact power of two and P's rounding independent of the tiles' order.
-    const float maximum = fmaxf(state.maximum[i], ceilf(top * rows.scale[i]));
+    const float maximum = fmaxf(state.maximum[i], ceilf(top * scale[i]));
     factor[i] = ptx::exp2_approx(state.maximum[i] - maximum);
     offset[i] = static_cast<float>(combine::kProbabilityBits) - maximum;
     state.maximum[i] = maximum;
@@ -106,14 +99,14 @@ __device__ __forceinline__ void advance_maximum(const QueryRows& rows, const flo
 
 /// P of the 16 tokens from 16 * group on: adds it up and leaves it in E4M3 as half of an A operand.
 template <class Traits>
-__device__ __forceinline__ void exponentiate(const QueryRows& rows, const float (&offset)[2], int group,
+__device__ __forceinline__ void exponentiate(const float (&scale)[2], const float (&offset)[2], int group,
                                              const float (&s)[Traits::kTile / 2], float (&sum)[2],
                                              uint32_t& first_codes, uint32_t& second_codes) {
   float p[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int row = i % 4 / 2;
-    p[i] = ptx::exp2_approx(fmaf(s[8 * group + i], rows.scale[row], offset[row]));
+    p[i] = ptx::exp2_approx(fmaf(s[8 * group + i], scale[row], offset[row]));
   }
   sum[0] += p[0] + p[1];
   sum[1] += p[2] + p[3];
@@ -197,16 +190,17 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
 
 /// All tiles of an item. The warpgroup's own rows see `own`; in the other tiles of the item it only keeps step.
 template <class Traits>
-__device__ __forceinline__ void attend(const Parameters& p, const Item& item, const tiles::TileRange& own,
-                                       const QueryRows& rows, const float* scale, int warpgroup, uint32_t query,
-                                       SharedState<Traits>& shared, RingPosition<Traits::kStages>& slot,
-                                       RowState<Traits>& state) {
+__device__ __forceinline__ void attend(const Parameters& p, const Item& item, WarpgroupTiles own, const RowInfo* rows,
+                                       int warpgroup, uint32_t query, SharedState<Traits>& shared,
+                                       RingPosition<Traits::kStages>& slot, RowState<Traits>& state) {
   const auto release = [](uint64_t& barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
   };
+  const bool capped = p.softcap_log2 > 0.0F;  // what the softcap leaves is in log2 units
+  const float scale[2] = {capped ? 1.0F : rows[0].scale, capped ? 1.0F : rows[8].scale};
   const uint32_t query_low = ptx::descriptor_low(query, 128);
-  const auto first = static_cast<int>(own.first);
-  const auto last = static_cast<int>(own.last);
+  const int first = own.first;
+  const int last = own.last;
   const auto skip_to = [&](int tile, int end) {
     for (; tile < end; ++tile) {
       wait_for_turn<Traits>(warpgroup);
@@ -232,15 +226,15 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, co
     release(shared.key_empty[slot.slot]);
     pass_turn<Traits>(warpgroup);
 
-    if (p.softcap_log2 > 0.0F) apply_softcap<Traits>(p.softcap_log2, scale, s);
+    if (capped) apply_softcap<Traits>(p, rows, s);
     if (tile < own.full_first || tile >= own.full_last) apply_mask<Traits>(rows, tile * Traits::kTile, s);
     float factor[2];
     float offset[2];
-    advance_maximum<Traits>(rows, s, state, factor, offset);
+    advance_maximum<Traits>(scale, s, state, factor, offset);
     uint32_t codes[Traits::kTile / 32][4];
 #pragma unroll
     for (int group = 0; group < Traits::kTile / 16; ++group) {
-      exponentiate<Traits>(rows, offset, group, s, state.sum, codes[group / 2][group % 2 * 2],
+      exponentiate<Traits>(scale, offset, group, s, state.sum, codes[group / 2][group % 2 * 2],
                            codes[group / 2][group % 2 * 2 + 1]);
     }
     ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[slot.slot]), slot.parity);

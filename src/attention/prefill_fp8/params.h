@@ -27,8 +27,9 @@ struct Parameters {
   const float* k_scale = nullptr;  ///< [Hkv] or null
   Descale q_descale{};
   Descale k_descale{};
-  float scale_log2 = 0.0F;    ///< softmax scale * log2(e)
-  float softcap_log2 = 0.0F;  ///< softcap * log2(e); 0: none
+  float scale_log2 = 0.0F;      ///< softmax scale * log2(e)
+  float softcap_log2 = 0.0F;    ///< softcap * log2(e); 0: none
+  float softcap_inward = 0.0F;  ///< 2 * log2(e) / softcap_log2: from logits to the exponent inside tanh
   tiles::Mask mask{};
   int group = 1;  ///< query heads of one kv head
   schedule::BlockListView work{};

@@ -45,21 +45,39 @@ __device__ __forceinline__ float logit_scale(const Parameters& p, const Item& it
   return scale * (p.q_descale.at(item.block.sequence, item.head) * p.k_descale.at(item.block.sequence, item.head));
 }
 
+/// The tiles that the rows of each math warpgroup see; one lane a warpgroup.
+template <class Traits>
+__device__ __forceinline__ void write_tiles(const Parameters& p, const Item& item, int warpgroup,
+                                            QueryInfo<Traits>& info) {
+  const schedule::RowBlock& block = item.block;
+  const schedule::TokenRange tokens =
+      schedule::row_tokens(p.group, block.query_len, block.first_row + warpgroup * 64, 64);
+  const tiles::TileRange range = tiles::tile_range(
+      tiles::visible_keys(p.mask, block.kv_len, block.query_len, tokens.first, tokens.last), Traits::kTile);
+  info.tiles[warpgroup] = {.first = static_cast<int>(range.first),
+                           .full_first = static_cast<int>(range.full_first),
+                           .full_last = static_cast<int>(range.full_last),
+                           .last = static_cast<int>(range.last)};
+}
+
 /// One Q warp's share of an item: eight rows at a time, four lanes a row, 16 columns a lane and step. The second pass
 /// reads the row again (from L1) instead of holding it: the load warpgroup has few registers.
 template <class Traits>
-__device__ __forceinline__ void load_query(const Parameters& p, const Item& item, uint8_t* query, float* scales) {
+__device__ __forceinline__ void load_query(const Parameters& p, const Item& item, uint8_t* query,
+                                           QueryInfo<Traits>& info) {
   constexpr int kSteps = (Traits::kHeadDim + 63) / 64;
   const auto lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 - Traits::kMathWarps - 1;
   const int first_column = lane % 4 * 16;
+  if (warp == 0 && lane < Traits::kWarpgroups) write_tiles<Traits>(p, item, lane, info);
   const int last_row = item.block.query_len * p.group - 1;  // rows past it repeat it; they reach no result
   for (int rows = warp * 8; rows < Traits::kRows; rows += Traits::kQueryWarps * 8) {
     const int row = min(item.block.first_row + rows + lane / 4, last_row);
-    const int64_t token = item.block.query_begin + tiles::row_token(row, p.group);
+    const int row_token = tiles::row_token(row, p.group);
+    const int64_t token = item.block.query_begin + row_token;
     const int head = item.head * p.group + tiles::row_head(row, p.group);
-    const auto* source = reinterpret_cast<const uint4*>(p.q + token * p.q_strides.token + head * p.q_strides.head +
-                                                        first_column);
+    const auto* source =
+        reinterpret_cast<const uint4*>(p.q + token * p.q_strides.token + head * p.q_strides.head + first_column);
     __nv_bfloat162 pair = __float2bfloat162_rn(0.0F);
 #pragma unroll 2
     for (int i = 0; i < kSteps; ++i) {
@@ -73,7 +91,12 @@ __device__ __forceinline__ void load_query(const Parameters& p, const Item& item
     const float scale = logit_scale(p, item, __int_as_float((exponent + 127) << 23));
     // The softmax wants a positive factor (it scales after the maximum; 0 * -inf is NaN): Q takes the sign.
     const float factor = copysignf(__int_as_float((127 - exponent) << 23), scale);
-    if (lane % 4 == 0) scales[rows + lane / 4] = scale == 0.0F ? FLT_MIN : fabsf(scale);
+    if (lane % 4 == 0) {
+      const tiles::KeyRange keys = tiles::visible_keys(p.mask, item.block.kv_len, item.block.query_len, row_token);
+      info.rows[rows + lane / 4] = {.scale = scale == 0.0F ? FLT_MIN : fabsf(scale),
+                                    .first_key = static_cast<int>(keys.first),
+                                    .last_key = static_cast<int>(keys.last)};
+    }
     uint8_t* destination = query + rows * Traits::kHeadDim + first_column * 8 + lane / 4 * 16;
 #pragma unroll 2
     for (int i = 0; i < kSteps; ++i) {

@@ -88,6 +88,28 @@ struct Item {
   int head;  ///< kv head; negative: no more work
 };
 
+/// What a math warp needs to know of a query row, made together with the row's Q.
+struct RowInfo {
+  float scale;  ///< S to logits in log2 units, positive
+  int first_key;
+  int last_key;  ///< visible keys: [first_key, last_key)
+};
+
+/// tiles::TileRange of the 64 rows of a math warpgroup, in 32 bits.
+struct WarpgroupTiles {
+  int first;
+  int full_first;
+  int full_last;
+  int last;
+};
+
+/// Q of one item beside the E4M3 codes.
+template <class Traits>
+struct QueryInfo {
+  RowInfo rows[Traits::kRows];
+  WarpgroupTiles tiles[Traits::kWarpgroups];
+};
+
 /// Shared memory behind the tiles.
 template <class Traits>
 struct SharedState {
@@ -101,11 +123,10 @@ struct SharedState {
   uint64_t item_full[kItemSlots];
   uint64_t item_empty[kItemSlots];
   Item items[kItemSlots];
-  float scale[2][Traits::kRows];  ///< S to logits in log2 units, positive
+  QueryInfo<Traits> query[2];
 };
 
 template <class Traits>
-inline constexpr int kSharedBytes =
-    static_cast<int>(Traits::kState - kSharedBase + sizeof(SharedState<Traits>));
+inline constexpr int kSharedBytes = static_cast<int>(Traits::kState - kSharedBase + sizeof(SharedState<Traits>));
 
 }  // namespace quaver::prefill_fp8

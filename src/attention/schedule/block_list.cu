@@ -1,5 +1,5 @@
-// One CTA makes the list: a running sum of blocks over the sequences, then a counting sort of the blocks by their number
-// of KV tiles.
+// One CTA makes the list: a running sum of blocks over the sequences, then a counting sort of the blocks by their
+// number of KV tiles.
 #include "attention/schedule/block_list.h"
 
 #include "ptx/launch.cuh"
@@ -56,8 +56,7 @@ __device__ int sum_blocks(const KernelParameters& p, SharedState& shared) {
     const int sequence = base + static_cast<int>(threadIdx.x);
     const bool mine = sequence < p.lengths.num_sequences;
     int total = 0;
-    const int exclusive =
-        exclusive_sum(mine ? num_row_blocks(p.shape, query_len(p, sequence)) : 0, shared, total);
+    const int exclusive = exclusive_sum(mine ? num_row_blocks(p.shape, query_len(p, sequence)) : 0, shared, total);
     if (mine) p.blocks_before[sequence] = before + exclusive;
     before += total;
   }

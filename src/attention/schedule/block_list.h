@@ -1,6 +1,7 @@
 // The work list of the prefill kernel: the row blocks of a step, those with most KV tiles first. CTAs of a persistent
-// grid draw items (block x kv head) by ticket, so late and long ones do not meet at the end. Which CTA works on an item,
-// and in which order blocks of equal length stand, changes no result: an item is worked on by one CTA, tile by tile.
+// grid draw items (block x kv head) by ticket, so late and long ones do not meet at the end. Which CTA works on an
+// item, and in which order blocks of equal length stand, changes no result: an item is worked on by one CTA, tile by
+// tile.
 #pragma once
 
 #include <cstdint>

@@ -162,8 +162,8 @@ TEST(Policy, SpansWidenSeveralRowsOnly) {
   problem.bidirectional_spans = true;
   EXPECT_EQ(planned(problem).kernel, Kernel::kDecodeFp8);
   problem.max_query_len = 4;
-  EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
-  EXPECT_EQ(planned(problem, kWithoutPrefill).kernel, Kernel::kGeneral);
+  EXPECT_EQ(planned(problem).kernel, Kernel::kGeneral);
+  EXPECT_SAYS(planned(problem).reason, "not prefill_fp8: bidirectional spans");
 }
 
 // B5: in the source system softcap and batch invariance exclude FP8 (S2); here nothing does.
@@ -176,7 +176,7 @@ TEST(Policy, SoftcapSinksWindowAndBatchInvarianceKeepFp8) {
     problem.batch_invariant = true;
     const AttentionPlan plan = planned(problem);
     EXPECT_EQ(plan.kernel, query_len == 1 ? Kernel::kDecodeFp8 : Kernel::kPrefillFp8);
-    EXPECT_EQ(plan.split_tokens, 4096);
+    EXPECT_EQ(plan.split_tokens, query_len == 1 ? 4096 : 0);  // prefill never cuts the keys of a row
   }
 }
 
@@ -203,11 +203,12 @@ TEST(Policy, PrefillIsNativeFp8UpTo256) {  // S1, S3
   }
 }
 
-TEST(Policy, PrefillSplitsAt512) {  // S4
-  const AttentionPlan plan = planned(h200(512, 8192));
-  EXPECT_EQ(plan.kernel, Kernel::kPrefillFp8);
-  EXPECT_EQ(plan.precision, Precision::kSplit);
-  EXPECT_EQ(plan.kv_tile, 64);
+TEST(Policy, PrefillRefusesWhatItHasNoInstanceFor) {
+  EXPECT_EQ(planned(h200(512, 8192)).kernel, Kernel::kGeneral);
+  EXPECT_SAYS(planned(h200(512, 8192)).reason, "not prefill_fp8: head dim 512: expected at most 256");
+  AttentionProblem split = h200(256, 8192);
+  split.precision = Precision::kSplit;
+  EXPECT_SAYS(refused(split), "not prefill_fp8: precision split");
 }
 
 // ---- the general kernel
@@ -251,8 +252,8 @@ TEST(Policy, OverridesAreKept) {
   problem.kernel = Kernel::kPrefillFp8;  // one query token through the prefill kernel
   EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
   EXPECT_SAYS(planned(problem).reason, "asked for");
-  problem.precision = Precision::kSplit;
-  EXPECT_EQ(planned(problem).precision, Precision::kSplit);
+  problem.precision = Precision::kSingle;
+  EXPECT_EQ(planned(problem).precision, Precision::kSingle);
 }
 
 TEST(Policy, OverridesAreRefusedNotReplaced) {

@@ -1,0 +1,71 @@
+// Row blocks: all rows of a sequence lie in one block each, and a block's tiles are those that its rows see.
+#include "attention/schedule/row_blocks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace quaver::schedule {
+namespace {
+
+TEST(RowBlocks, CoverAllRowsAndTheTilesTheySee) {
+  for (const int group : {1, 2, 3, 7, 16}) {
+    for (const int block_rows : {128, 192}) {
+      for (const tiles::Mask mask : {tiles::Mask{}, tiles::Mask{.causal = true, .window = 100},
+                                     tiles::Mask{.causal = false}, tiles::Mask{.causal = false, .window = 33}}) {
+        for (const int query_len : {0, 1, 64, 65, 129, 300}) {
+          for (const int kv_len : {0, 1, 128, 129, 300, 1000}) {
+            const BlockShape shape{.group = group, .block_rows = block_rows, .kv_tile = 128, .mask = mask};
+            const int rows = query_len * group;
+            const int blocks = num_row_blocks(shape, query_len);
+            ASSERT_EQ(blocks, (rows + block_rows - 1) / block_rows);
+            for (int b = 0; b < blocks; ++b) {
+              const RowBlock block = row_block(shape, 5, 77, query_len, kv_len, b);
+              ASSERT_EQ(block.sequence, 5);
+              ASSERT_EQ(block.first_row, b * block_rows);
+              ASSERT_EQ(block.query_begin, 77);
+              ASSERT_EQ(block.query_len, query_len);
+              ASSERT_EQ(block.kv_len, kv_len);
+              int64_t first = kv_len;
+              int64_t last = 0;
+              for (int row = block.first_row; row < std::min(rows, block.first_row + block_rows); ++row) {
+                const tiles::KeyRange keys = tiles::visible_keys(mask, kv_len, query_len, row / group);
+                if (keys.empty()) continue;
+                first = std::min(first, keys.first);
+                last = std::max(last, keys.last);
+              }
+              if (first >= last) {
+                ASSERT_EQ(block.tile_begin, block.tile_end);
+                continue;
+              }
+              ASSERT_EQ(block.tile_begin, first / 128);
+              ASSERT_EQ(block.tile_end, (last + 127) / 128);
+              ASSERT_LE(block.first_key, first);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(RowBlocks, SequencesOfAnotherKernelHaveNone) {
+  const BlockShape shape{.group = 4, .block_rows = 128, .kv_tile = 128, .min_rows = 33};
+  EXPECT_EQ(num_row_blocks(shape, 8), 0);
+  EXPECT_EQ(num_row_blocks(shape, 9), 1);
+  EXPECT_EQ(num_row_blocks(shape, 33), 2);
+}
+
+TEST(RowBlocks, TokensOfRows) {
+  const TokenRange whole = row_tokens(3, 100, 0, 64);
+  EXPECT_EQ(whole.first, 0);
+  EXPECT_EQ(whole.last, 22);  // row 63 is token 21
+  const TokenRange cut = row_tokens(3, 22, 64, 64);
+  EXPECT_EQ(cut.first, 21);
+  EXPECT_EQ(cut.last, 22);
+  const TokenRange none = row_tokens(2, 10, 64, 64);  // a warpgroup without rows
+  EXPECT_GE(none.first, none.last);
+}
+
+}  // namespace
+}  // namespace quaver::schedule
