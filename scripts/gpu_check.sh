@@ -26,7 +26,7 @@ run() {  # run NAME COMMAND...: output to NAME.log, its end to the terminal when
 }
 
 build() {
-  cmake --preset cuda -DCMAKE_CUDA_COMPILER="$(scripts/cuda_compiler.sh)" && cmake --build --preset cuda -j "$jobs" --target gpu_tests bench_attention bench_append
+  cmake --preset cuda -DCMAKE_CUDA_COMPILER="$(scripts/cuda_compiler.sh)" && cmake --build --preset cuda -j "$jobs" --target gpu_tests bench_attention
 }
 
 commit=${QUAVER_COMMIT:-$(git rev-parse --short HEAD 2> /dev/null || echo unknown)}
@@ -43,8 +43,6 @@ for step in $steps; do
     bench)
       run bench build/cuda/bench/attention/bench_attention --out "$out/decode.json" --commit "$commit" --driver "$driver"
       cat "$out/bench.log"
-      run bench_append build/cuda/bench/append/bench_append --out "$out/append.json" --commit "$commit" --driver "$driver"
-      cat "$out/bench_append.log"
       ;;
     *) echo "unknown step $step: expected build, test, sanitize or bench" >&2; exit 2 ;;
   esac

@@ -29,10 +29,12 @@ std::vector<T> download(const T* device, int64_t count) {
 
 }  // namespace
 
-DecodeCase::DecodeCase(const DecodeSpec& spec, const Arena& arena, const DeviceInfo& device, cudaStream_t stream)
-    : spec_(spec), arena_(arena), stream_(stream) {
+DecodeCase::DecodeCase(const DecodeSpec& spec, const DeviceBuffer<uint8_t>& pool, const DeviceInfo& device,
+                       cudaStream_t stream)
+    : spec_(spec), pool_(pool), stream_(stream) {
   const auto batch = static_cast<int64_t>(spec.kv_lens.size());
-  const KvLayout layout{.num_kv_heads = spec.num_kv_heads,
+  const KvLayout layout{.dtype = spec.kv_dtype,
+                        .num_kv_heads = spec.num_kv_heads,
                         .head_dim_k = spec.head_dim,
                         .head_dim_v = spec.head_dim,
                         .page_size = spec.page_size};
@@ -41,18 +43,18 @@ DecodeCase::DecodeCase(const DecodeSpec& spec, const Arena& arena, const DeviceI
   problem_.kv = layout;
   problem_.max_query_len = spec.query_len;
   problem_.window = spec.window;
-  AttentionPlan plan;
-  plan.kernel = AttentionKernel::kDecodeFp8;
-  plan.precision = spec.precision;
-  plan.kv_tile = tiles::kv_tile(tiles::KernelFamily::kDecode, spec.head_dim);
-  attention_ = std::make_unique<decode_fp8::DecodeFp8>(problem_, plan, device,
-                                                       decode_fp8::Limits{.max_sequences = batch, .max_kv_tokens = 0});
+  problem_.precision = spec.precision;
+  const auto decision = plan_attention(problem_);
+  check(std::holds_alternative<AttentionPlan>(decision), "problem of ", spec.name, " ", to_string(problem_),
+        ": expected one that the policy has a kernel for");
+  attention_ = std::make_unique<DeviceAttention>(problem_, std::get<AttentionPlan>(decision), device,
+                                                 DeviceAttentionLimits{.max_sequences = batch, .max_kv_tokens = 0});
 
   const int longest = *std::max_element(spec.kv_lens.begin(), spec.kv_lens.end());
   max_pages_ = (longest + spec.page_size - 1) / spec.page_size;
   layer_pages_ = batch * max_pages_;
   const int64_t page_bytes = page_format::page_bytes(layout);
-  const int64_t pool_pages = arena.pages.size() / page_bytes / spec.layers;  // of one layer
+  const int64_t pool_pages = pool.size() / page_bytes / spec.layers;  // of one layer
   check(layer_pages_ <= pool_pages, "pages of ", spec.name, " ", layer_pages_, ": expected at most ", pool_pages);
   std::vector<int32_t> order(static_cast<size_t>(pool_pages));
   std::iota(order.begin(), order.end(), 0);
@@ -72,20 +74,20 @@ DecodeCase::DecodeCase(const DecodeSpec& spec, const Arena& arena, const DeviceI
   query_start_ = upload(query_start);
   const Device gpu{.kind = Device::Kind::kCuda, .index = device.index};
   args_.q = ConstTensorView(q_.data(), DType::kBF16, {tokens, spec.num_q_heads, spec.head_dim}, gpu);
-  args_.pages = ConstTensorView(arena.pages.data(), DType::kU8, {pool_pages, page_bytes}, gpu);
+  args_.pages = ConstTensorView(pool.data(), DType::kU8, {pool_pages, page_bytes}, gpu);
   args_.block_table = ConstTensorView(block_table_.data(), DType::kI32, {batch, max_pages_}, gpu);
   args_.seq_lens = ConstTensorView(seq_lens_.data(), DType::kI32, {batch}, gpu);
   args_.query_start = ConstTensorView(query_start_.data(), DType::kI32, {batch + 1}, gpu);
   args_.softmax_scale = 1.0F / std::sqrt(static_cast<float>(spec.head_dim));
   args_.out = TensorView(out_.data(), DType::kBF16, {tokens, spec.num_q_heads, spec.head_dim}, gpu);
   args_.lse = TensorView(lse_.data(), DType::kF32, {tokens, spec.num_q_heads}, gpu);
-  attention_->schedule(args_.seq_lens, args_.query_start, args_.block_table, stream);
+  attention_->schedule(args_, stream);
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
 void DecodeCase::run_layer(int layer) {
   AttentionArgs args = args_;
-  args.pages.data = arena_.pages.data() + layer * args_.pages.dim(0) * args_.pages.dim(1);
+  args.pages.data = pool_.data() + layer * args_.pages.dim(0) * args_.pages.dim(1);
   attention_->run(args, stream_);
 }
 
@@ -94,35 +96,15 @@ double DecodeCase::kv_bytes() const {
   for (const int32_t length : spec_.kv_lens) {
     tokens += spec_.window > 0 ? std::min(length, spec_.window + spec_.query_len - 1) : length;
   }
-  return tokens * 2.0 * spec_.num_kv_heads * spec_.head_dim;
+  return tokens * 2.0 * spec_.num_kv_heads * spec_.head_dim * (spec_.kv_dtype == KvDtype::kBF16 ? 2.0 : 1.0);
 }
 
-double DecodeCase::time_us(int repetitions) {
-  CudaGraphExec graph;
-  if (spec_.layers > 1) {
-    graph = capture_graph(stream_, [&](cudaStream_t) {
-      for (int layer = 0; layer < spec_.layers; ++layer) run_layer(layer);
-    });
-  }
-  const CudaEvent begin = make_event();
-  const CudaEvent end = make_event();
-  std::vector<float> times;
-  for (int i = 0; i < repetitions + 3; ++i) {
-    read_all(arena_.flush.data(), arena_.flush.size(), arena_.sink.data(), stream_);
-    check_cuda(cudaEventRecord(begin.get(), stream_), "cudaEventRecord");
-    if (spec_.layers > 1) {
-      check_cuda(cudaGraphLaunch(graph.get(), stream_), "cudaGraphLaunch");
-    } else {
-      run_layer(0);
-    }
-    check_cuda(cudaEventRecord(end.get(), stream_), "cudaEventRecord");
-    check_cuda(cudaEventSynchronize(end.get()), "cudaEventSynchronize");
-    float ms = 0.0F;
-    check_cuda(cudaEventElapsedTime(&ms, begin.get(), end.get()), "cudaEventElapsedTime");
-    if (i >= 3) times.push_back(ms);  // the first ones warm up
-  }
-  std::nth_element(times.begin(), times.begin() + repetitions / 2, times.end());
-  return 1e3 * static_cast<double>(times[static_cast<size_t>(repetitions) / 2]) / spec_.layers;
+double DecodeCase::time_us(Timer& timer) {
+  if (spec_.layers == 1) return timer.median_us([&] { run_layer(0); });
+  const CudaGraphExec graph = capture_graph(stream_, [&](cudaStream_t) {
+    for (int layer = 0; layer < spec_.layers; ++layer) run_layer(layer);
+  });
+  return timer.median_us([&] { check_cuda(cudaGraphLaunch(graph.get(), stream_), "cudaGraphLaunch"); }) / spec_.layers;
 }
 
 std::vector<float> DecodeCase::natural(const std::vector<uint8_t>& page_bytes, int sequence, int head, bool values) {
@@ -135,7 +117,12 @@ std::vector<float> DecodeCase::natural(const std::vector<uint8_t>& page_bytes, i
     for (int d = 0; d < spec_.head_dim; ++d) {
       const int64_t offset =
           values ? page_format::v_offset(layout, head, in_page, d) : page_format::k_offset(layout, head, in_page, d);
-      result.push_back(e4m3_decode(page_bytes[static_cast<size_t>(token / layout.page_size * stride + offset)]));
+      const uint8_t* code = page_bytes.data() + token / layout.page_size * stride + offset;
+      if (spec_.kv_dtype == KvDtype::kE4M3) {
+        result.push_back(e4m3_decode(*code));
+      } else {
+        result.push_back(to_float(Bf16{static_cast<uint16_t>(code[0] | code[1] << 8)}));
+      }
     }
   }
   return result;
@@ -157,8 +144,8 @@ double DecodeCase::relative_l2() {
     std::vector<uint8_t> bytes(static_cast<size_t>(pages * stride));
     for (int64_t page = 0; page < pages; ++page) {
       const int64_t id = table_[static_cast<size_t>(sequence * max_pages_ + page)];
-      check_cuda(cudaMemcpy(bytes.data() + page * stride, arena_.pages.data() + id * stride,
-                            static_cast<size_t>(stride), cudaMemcpyDeviceToHost),
+      check_cuda(cudaMemcpy(bytes.data() + page * stride, pool_.data() + id * stride, static_cast<size_t>(stride),
+                            cudaMemcpyDeviceToHost),
                  "cudaMemcpy");
     }
     std::vector<float> q;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/decode_fp8/launch.h"
-#include "attention/device_data.h"
+#include "attention/device_attention.h"
+#include "attention/timer.h"
 #include "core/bf16.h"
 
 namespace quaver::bench {
@@ -20,24 +20,19 @@ struct DecodeSpec {
   int query_len = 1;
   int layers = 1;  ///< > 1: a CUDA graph of that many layers, each with its own pages; the time is that of one layer
   int num_q_heads = 32;
-  Precision precision = Precision::kSplit;
+  Precision precision = Precision::kAuto;  ///< `split` in the decode kernel
+  KvDtype kv_dtype = KvDtype::kE4M3;
   int page_size = 64;
-};
-
-/// Device memory that all cases share.
-struct Arena {
-  DeviceBuffer<uint8_t> pages;  ///< E4M3 codes of N(0, 1) values
-  DeviceBuffer<uint8_t> flush;  ///< larger than L2
-  DeviceBuffer<uint32_t> sink;
 };
 
 class DecodeCase {
  public:
-  /// Throws Error(kInvalidArgument) when the pages of all layers do not fit the arena.
-  DecodeCase(const DecodeSpec& spec, const Arena& arena, const DeviceInfo& device, cudaStream_t stream);
+  /// `pool`: N(0, 1) values in the dtype of the cache. Throws Error(kInvalidArgument) when the pages of all layers do
+  /// not fit it.
+  DecodeCase(const DecodeSpec& spec, const DeviceBuffer<uint8_t>& pool, const DeviceInfo& device, cudaStream_t stream);
 
-  /// Median microseconds of one layer over `repetitions` (L2 flushed before each).
-  [[nodiscard]] double time_us(int repetitions);
+  /// Median microseconds of one layer.
+  [[nodiscard]] double time_us(Timer& timer);
   /// K and V bytes that one layer attends to.
   [[nodiscard]] double kv_bytes() const;
   /// Relative L2 error of some rows of layer 0 against float64 on the same codes.
@@ -48,10 +43,10 @@ class DecodeCase {
   [[nodiscard]] std::vector<float> natural(const std::vector<uint8_t>& page_bytes, int sequence, int head, bool values);
 
   DecodeSpec spec_;
-  const Arena& arena_;
+  const DeviceBuffer<uint8_t>& pool_;
   cudaStream_t stream_;
   AttentionProblem problem_{};
-  std::unique_ptr<decode_fp8::DecodeFp8> attention_;
+  std::unique_ptr<DeviceAttention> attention_;
   int64_t max_pages_ = 0;
   int64_t layer_pages_ = 0;
   std::vector<int32_t> table_;

@@ -2,9 +2,9 @@
 //
 //   bench_attention --out decode.json [--only NAME] [--commit HASH] [--driver VERSION]
 //
-// Every time is the median of 21 launches after 3 to warm up, L2 flushed by reading 256 MB before each; the read
-// ceiling comes from the same run. graph_* cases give the time of one layer inside a CUDA graph of 40 layers with their
-// own pages.
+// Every time is the median of 21 launches after 3 to warm up, L2 flushed by reading 256 MB before each; the ceilings
+// come from the same run. graph_* cases give the time of one layer inside a CUDA graph of 40 or 8 layers with their own
+// pages, general_* those of the general kernel; append_case.h says what append_* are.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -12,14 +12,13 @@
 #include <random>
 #include <thread>
 
+#include "attention/append_case.h"
 #include "attention/decode_case.h"
 
 namespace quaver::bench {
 namespace {
 
-constexpr int kRepetitions = 21;
-constexpr int64_t kArenaBytes = int64_t{9200} << 20;
-constexpr int64_t kFlushBytes = int64_t{256} << 20;
+constexpr int64_t kPoolBytes = int64_t{9200} << 20;
 
 std::vector<int32_t> mixed_lengths() {
   std::mt19937 random(11);
@@ -65,63 +64,74 @@ std::vector<DecodeSpec> decode_suite() {
       make("graph_d512_b1_kv1024", 512, 4, {1024}),
       make("graph_d256_b128_kv1024", 256, 16, equal_lengths(128, 1024)),
       make("graph_d128_b16_kv8192", 128, 8, equal_lengths(16, 8192)),
+      make("general_d80_b16_kv8192", 80, 8, equal_lengths(16, 8192)),
+      make("general_d256_b16_kv2048_bf16", 256, 16, equal_lengths(16, 2048)),
   };
   suite[0].window = 1024;
   for (DecodeSpec& spec : suite) {
     if (spec.name.ends_with("rows32")) spec.query_len = 32 / (spec.num_q_heads / spec.num_kv_heads);
     if (spec.name.ends_with("single")) spec.precision = Precision::kSingle;
+    if (spec.name.ends_with("bf16")) spec.kv_dtype = KvDtype::kBF16;
     if (spec.name.starts_with("graph_")) spec.layers = spec.kv_lens.size() == 1 ? 40 : 8;
   }
   return suite;
 }
 
-double read_ceiling_gbps(const Arena& arena, cudaStream_t stream) {
-  const CudaEvent begin = make_event();
-  const CudaEvent end = make_event();
-  const int64_t bytes = int64_t{4} << 30;
-  std::vector<float> times;
-  for (int i = 0; i < kRepetitions; ++i) {
-    check_cuda(cudaEventRecord(begin.get(), stream), "cudaEventRecord");
-    read_all(arena.pages.data(), bytes, arena.sink.data(), stream);
-    check_cuda(cudaEventRecord(end.get(), stream), "cudaEventRecord");
-    check_cuda(cudaEventSynchronize(end.get()), "cudaEventSynchronize");
-    float ms = 0.0F;
-    check_cuda(cudaEventElapsedTime(&ms, begin.get(), end.get()), "cudaEventElapsedTime");
-    times.push_back(ms);
+nlohmann::json measure(const DecodeSpec& spec, const DeviceBuffer<uint8_t>& codes, double read_ceiling,
+                       const DeviceInfo& device, Timer& timer) {
+  DeviceBuffer<uint8_t> bf16;
+  if (spec.kv_dtype == KvDtype::kBF16) {
+    bf16 = DeviceBuffer<uint8_t>(int64_t{2} << 30);
+    fill_normal_bf16(reinterpret_cast<__nv_bfloat16*>(bf16.data()), bf16.size() / 2, 2, timer.stream());
   }
-  std::nth_element(times.begin(), times.begin() + kRepetitions / 2, times.end());
-  return static_cast<double>(bytes) / static_cast<double>(times[kRepetitions / 2]) / 1e6;
+  DecodeCase decode(spec, spec.kv_dtype == KvDtype::kBF16 ? bf16 : codes, device, timer.stream());
+  const double us = decode.time_us(timer);
+  const double gbps = decode.kv_bytes() / us / 1e3;
+  return {{"name", spec.name},
+          {"us", us},
+          {"kv_gbps", gbps},
+          {"pct_ceiling", 100.0 * gbps / read_ceiling},
+          {"rel_l2", decode.relative_l2()}};
 }
 
 void run(const std::string& out_path, const std::string& only, const std::string& commit, const std::string& driver) {
   const DeviceInfo device = query_device(0);
   const CudaStream stream = make_stream();
-  const Arena arena{.pages = DeviceBuffer<uint8_t>(kArenaBytes),
-                    .flush = DeviceBuffer<uint8_t>(kFlushBytes),
-                    .sink = DeviceBuffer<uint32_t>(4)};
-  fill_normal_e4m3(arena.pages.data(), arena.pages.size(), 1, stream.get());
-  const double ceiling = read_ceiling_gbps(arena, stream.get());
+  Timer timer(stream.get());
+  const DeviceBuffer<uint8_t> pool(kPoolBytes);  // E4M3 codes of N(0, 1) values
+  fill_normal_e4m3(pool.data(), pool.size(), 1, stream.get());
+  const double read_ceiling = timer.read_gbps(pool, int64_t{4} << 30);
+  const double copy_ceiling = timer.copy_gbps(pool, int64_t{2} << 30);
   nlohmann::json report = {{"commit", commit},
                            {"gpu", device.name},
                            {"driver", driver},
                            {"sm_clock_mhz", measure_sm_clock_mhz(stream.get())},
-                           {"ceilings", {{"read_gbps", ceiling}}},
+                           {"ceilings", {{"read_gbps", read_ceiling}, {"copy_gbps", copy_ceiling}}},
                            {"cases", nlohmann::json::array()}};
-  std::printf("%-28s %10s %10s %8s %10s   (read ceiling %.0f GB/s)\n", "case", "us", "KV GB/s", "%", "rel L2", ceiling);
-  for (const DecodeSpec& spec : decode_suite()) {
-    if (!only.empty() && spec.name.find(only) == std::string::npos) continue;
-    DecodeCase decode(spec, arena, device, stream.get());
+  std::printf("%-32s %10s %10s %8s   (read %.0f, copy %.0f GB/s)\n", "case", "us", "KV GB/s", "%", read_ceiling,
+              copy_ceiling);
+  const auto add = [&](const std::string& name, auto&& measured) {
+    if (name.find(only) == std::string::npos) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // let the power limit forget the case before
-    const double us = decode.time_us(kRepetitions);
-    const double gbps = decode.kv_bytes() / us / 1e3;
-    const double error = decode.relative_l2();
-    report["cases"].push_back({{"name", spec.name},
-                               {"us", us},
-                               {"kv_gbps", gbps},
-                               {"pct_ceiling", 100.0 * gbps / ceiling},
-                               {"rel_l2", error}});
-    std::printf("%-28s %10.2f %10.0f %8.1f %10.2e\n", spec.name.c_str(), us, gbps, 100.0 * gbps / ceiling, error);
+    nlohmann::json result = measured();
+    std::printf("%-32s %10.2f %10.0f %8.1f", name.c_str(), result["us"].get<double>(), result["kv_gbps"].get<double>(),
+                result["pct_ceiling"].get<double>());
+    for (const char* more : {"rel_l2", "wrong_bytes", "added_us"}) {
+      if (result.contains(more)) std::printf("   %s %.3g", more, result[more].get<double>());
+    }
+    std::printf("\n");
     std::fflush(stdout);
+    report["cases"].push_back(std::move(result));
+  };
+  for (const DecodeSpec& spec : decode_suite()) {
+    add(spec.name, [&] { return measure(spec, pool, read_ceiling, device, timer); });
+  }
+  for (const int64_t tokens : {8192, 2048}) {
+    add("append_d256_t" + std::to_string(tokens), [&] { return append_prompt(tokens, copy_ceiling, timer); });
+  }
+  for (const auto& [batch, length] : {std::pair{128, 1024}, std::pair{32, 1024}, std::pair{8, 512}}) {
+    add("append_step_d256_b" + std::to_string(batch) + "_kv" + std::to_string(length),
+        [&] { return append_step(batch, length, pool, read_ceiling, timer); });
   }
   std::ofstream(out_path) << report.dump(2) << "\n";
 }

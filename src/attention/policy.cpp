@@ -83,9 +83,6 @@ Objection decode_objection(const AttentionProblem& problem) {
   if (const int64_t rows = rows_per_kv_head(problem); rows > tiles::kMaxDecodeRows) {
     return concat("query rows a kv head (group * max_query_len) ", rows, ": expected at most ", tiles::kMaxDecodeRows);
   }
-  if (!problem.causal && problem.max_query_len > 1) {
-    return concat("max_query_len ", problem.max_query_len, " without causal: expected causal");
-  }
   if (problem.bidirectional_spans && problem.max_query_len > 1) return "bidirectional spans: expected none";
   return std::nullopt;
 }
@@ -125,7 +122,8 @@ AttentionPlan fp8_plan(AttentionKernel kernel, tiles::KernelFamily family, const
   plan.max_rows = kernel == AttentionKernel::kDecodeFp8 ? tiles::kMaxDecodeRows : 0;
   const bool cut = family == tiles::KernelFamily::kDecode;  // prefill works on all keys of a row in one go
   plan.split_tokens = cut && problem.batch_invariant ? tiles::kFixedSplitTokens : 0;
-  plan.promote_qk = plan.precision == Precision::kSplit && head_dim >= 256;
+  // The decode kernel promotes in `single` too: measured free, and one instance serves both.
+  plan.promote_qk = head_dim >= 256 && (plan.precision == Precision::kSplit || family == tiles::KernelFamily::kDecode);
   return plan;
 }
 

@@ -86,21 +86,26 @@ TEST(DecodeLimits, MoreThanAMillionKeys) {
 // The plans of these tests are the policy's.
 TEST(DecodeLimits, PlansAreThePolicys) {
   for (const int head_dim : {64, 96, 128, 192, 256, 512}) {
-    for (const bool batch_invariant : {false, true}) {
-      AttentionProblem problem;
-      problem.arch = 90;
-      problem.num_q_heads = 8;
-      problem.kv = layout(4, head_dim, 64);
-      problem.batch_invariant = batch_invariant;
-      const auto planned = plan_attention(problem);
-      ASSERT_TRUE(std::holds_alternative<AttentionPlan>(planned));
-      const auto& policy = std::get<AttentionPlan>(planned);
-      const AttentionPlan ours = decode_plan(problem, Precision::kSplit, batch_invariant);
-      EXPECT_EQ(policy.kernel, ours.kernel);
-      EXPECT_EQ(policy.precision, ours.precision);
-      EXPECT_EQ(policy.kv_tile, ours.kv_tile);
-      EXPECT_EQ(policy.split_tokens, ours.split_tokens);
-      EXPECT_EQ(policy.promote_qk, ours.promote_qk);
+    for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
+      for (const bool flag : {false, true}) {
+        AttentionProblem problem;
+        problem.arch = 90;
+        problem.num_q_heads = 8;
+        problem.kv = layout(4, head_dim, 64);
+        problem.max_query_len = 3;
+        problem.causal = flag;
+        problem.batch_invariant = flag;
+        problem.precision = precision;
+        const auto planned = plan_attention(problem);
+        ASSERT_TRUE(std::holds_alternative<AttentionPlan>(planned));
+        const auto& policy = std::get<AttentionPlan>(planned);
+        const AttentionPlan ours = decode_plan(problem, precision, flag);
+        EXPECT_EQ(policy.kernel, ours.kernel);
+        EXPECT_EQ(policy.precision, ours.precision);
+        EXPECT_EQ(policy.kv_tile, ours.kv_tile);
+        EXPECT_EQ(policy.split_tokens, ours.split_tokens);
+        EXPECT_EQ(policy.promote_qk, ours.promote_qk);
+      }
     }
   }
 }

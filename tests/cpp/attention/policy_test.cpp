@@ -149,12 +149,18 @@ TEST(Policy, DecodeTakes32RowsAKvHead) {
   EXPECT_EQ(planned(wide, kWithoutPrefill).kernel, Kernel::kDecodeFp8);
 }
 
-TEST(Policy, DecodeIsCausalWhenItMatters) {
+TEST(Policy, DecodeTakesSeveralRowsCausalOrNot) {
   AttentionProblem problem = h200();
-  problem.causal = false;
-  EXPECT_EQ(planned(problem).kernel, Kernel::kDecodeFp8);  // one row sees the same keys either way
-  problem.max_query_len = 2;
-  EXPECT_EQ(planned(problem, kWithoutPrefill).kernel, Kernel::kGeneral);
+  for (const int query_len : {1, 2, 4}) {
+    problem.max_query_len = query_len;
+    for (const bool causal : {true, false}) {
+      problem.causal = causal;
+      problem.window = 0;
+      EXPECT_EQ(planned(problem).kernel, Kernel::kDecodeFp8);
+      problem.window = 100;
+      EXPECT_EQ(planned(problem).kernel, Kernel::kDecodeFp8);
+    }
+  }
 }
 
 TEST(Policy, SpansWidenSeveralRowsOnly) {
@@ -180,15 +186,32 @@ TEST(Policy, SoftcapSinksWindowAndBatchInvarianceKeepFp8) {
   }
 }
 
-TEST(Policy, SplitPromotesQkFromHeadDim256) {
-  EXPECT_FALSE(planned(h200(128)).promote_qk);
-  EXPECT_FALSE(planned(h200(192)).promote_qk);
-  EXPECT_TRUE(planned(h200(256)).promote_qk);
-  EXPECT_TRUE(planned(h200(512)).promote_qk);
-  AttentionProblem single = h200(512);
-  single.precision = Precision::kSingle;
-  EXPECT_FALSE(planned(single).promote_qk);
-  EXPECT_EQ(planned(single).precision, Precision::kSingle);
+// The plan says what runs: the decode kernel promotes in both precisions, and so does its emulation.
+TEST(Policy, DecodePromotesQkFromHeadDim256) {
+  for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
+    for (const int head_dim : {64, 96, 128, 192, 256, 512}) {
+      AttentionProblem problem = h200(head_dim);
+      problem.precision = precision;
+      EXPECT_EQ(planned(problem).precision, precision);
+      EXPECT_EQ(planned(problem).promote_qk, head_dim >= 256) << "head dim " << head_dim;
+      EXPECT_EQ(explain(problem).find("QK promoted every K = 128") != std::string::npos, head_dim >= 256);
+      problem.arch = 0;
+      problem.kernel = Kernel::kCpuEmulated;
+      EXPECT_EQ(planned(problem).promote_qk, head_dim >= 256) << "emulated, head dim " << head_dim;
+    }
+  }
+}
+
+TEST(Policy, PrefillPromotesQkInSplitOnly) {
+  AttentionProblem problem = h200(256, 8192);
+  EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
+  EXPECT_FALSE(planned(problem).promote_qk);
+  problem.arch = 0;
+  problem.kernel = Kernel::kCpuEmulated;
+  for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
+    problem.precision = precision;
+    EXPECT_EQ(planned(problem).promote_qk, precision == Precision::kSplit);
+  }
 }
 
 // ---- prefill on Hopper

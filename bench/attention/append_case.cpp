@@ -1,15 +1,6 @@
-// bench_append: what writing K and V into the FP8 cache costs, as one JSON file.
-//
-//   bench_append --out append.json [--commit HASH] [--driver VERSION]
-//
-// append_d256_t8192 is one prompt of 8,192 tokens: the median of 21 launches, L2 flushed by reading 256 MB before each,
-// and every byte compared with the CPU's; pct_ceiling is of the copy ceiling. step_* are the microseconds of one layer
-// of a decode step inside a CUDA graph of 8 layers with their own pages: attention alone, append alone, append in front
-// of attention.
+#include "attention/append_case.h"
+
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
@@ -22,13 +13,11 @@
 namespace quaver::bench {
 namespace {
 
-constexpr int kRepetitions = 21;
 constexpr int kHeads = 16;
 constexpr int kDim = 256;
 constexpr int64_t kRow = int64_t{kHeads} * kDim;
 constexpr KvLayout kLayout{.num_kv_heads = kHeads, .head_dim_k = kDim, .head_dim_v = kDim, .page_size = 64};
 constexpr Device kGpu{.kind = Device::Kind::kCuda, .index = 0};
-constexpr int64_t kFlushBytes = int64_t{256} << 20;
 
 template <class T>
 DeviceBuffer<T> upload(const std::vector<T>& values) {
@@ -51,54 +40,11 @@ std::vector<int32_t> shuffled_pages(int64_t count) {
   return pages;
 }
 
-/// Times work on one stream.
-class Timer {
- public:
-  explicit Timer(cudaStream_t stream) : stream_(stream), flush_(kFlushBytes), sink_(4) {}
+}  // namespace
 
-  /// Median microseconds of `work()`, L2 flushed before each.
-  template <class Work>
-  double median_us(Work&& work) {
-    std::vector<float> times;
-    for (int i = 0; i < kRepetitions + 3; ++i) {
-      read_all(flush_.data(), flush_.size(), sink_.data(), stream_);
-      check_cuda(cudaEventRecord(begin_.get(), stream_), "cudaEventRecord");
-      work();
-      check_cuda(cudaEventRecord(end_.get(), stream_), "cudaEventRecord");
-      check_cuda(cudaEventSynchronize(end_.get()), "cudaEventSynchronize");
-      float ms = 0.0F;
-      check_cuda(cudaEventElapsedTime(&ms, begin_.get(), end_.get()), "cudaEventElapsedTime");
-      if (i >= 3) times.push_back(ms);  // the first ones warm up
-    }
-    std::nth_element(times.begin(), times.begin() + kRepetitions / 2, times.end());
-    return 1e3 * static_cast<double>(times[kRepetitions / 2]);
-  }
-
-  double read_gbps(const DeviceBuffer<uint8_t>& memory, int64_t bytes) {
-    return static_cast<double>(bytes) / median_us([&] { read_all(memory.data(), bytes, sink_.data(), stream_); }) / 1e3;
-  }
-
-  /// Bytes read and bytes written per second of a device copy.
-  double copy_gbps(const DeviceBuffer<uint8_t>& memory, int64_t bytes) {
-    const double us = median_us([&] {
-      check_cuda(cudaMemcpyAsync(memory.data() + bytes, memory.data(), static_cast<size_t>(bytes),
-                                 cudaMemcpyDeviceToDevice, stream_),
-                 "cudaMemcpyAsync");
-    });
-    return 2.0 * static_cast<double>(bytes) / us / 1e3;
-  }
-
- private:
-  cudaStream_t stream_;
-  DeviceBuffer<uint8_t> flush_;
-  DeviceBuffer<uint32_t> sink_;
-  CudaEvent begin_ = make_event();
-  CudaEvent end_ = make_event();
-};
-
-/// One prompt at an unaligned start, on pages in random order.
-nlohmann::json prefill(int64_t tokens, double copy_ceiling, Timer& timer, cudaStream_t stream) {
+nlohmann::json append_prompt(int64_t tokens, double copy_ceiling, Timer& timer) {
   constexpr int64_t kStart = 5;
+  cudaStream_t stream = timer.stream();
   const int64_t num_pages = (kStart + tokens) / kLayout.page_size + 1;
   const std::vector<int32_t> table = shuffled_pages(num_pages);
   std::vector<int64_t> slots;
@@ -140,6 +86,8 @@ nlohmann::json prefill(int64_t tokens, double copy_ceiling, Timer& timer, cudaSt
           {"pct_ceiling", 100.0 * gbps / copy_ceiling},
           {"wrong_bytes", wrong}};
 }
+
+namespace {
 
 /// A decode step of `batch` sequences of `length` keys, the new token included.
 class Step {
@@ -226,58 +174,22 @@ class Step {
   std::unique_ptr<DeviceAttention> attention_;
 };
 
-void run(const std::string& out_path, const std::string& commit, const std::string& driver) {
-  const DeviceInfo device = query_device(0);
-  const CudaStream owner = make_stream();
-  cudaStream_t stream = owner.get();
-  Timer timer(stream);
-  const DeviceBuffer<uint8_t> pool(int64_t{9200} << 20);
-  fill_normal_e4m3(pool.data(), pool.size(), 1, stream);
-  const double read_ceiling = timer.read_gbps(pool, int64_t{4} << 30);
-  const double copy_ceiling = timer.copy_gbps(pool, int64_t{2} << 30);
-  nlohmann::json cases = {prefill(8192, copy_ceiling, timer, stream), prefill(2048, copy_ceiling, timer, stream)};
-  struct Size {
-    int64_t batch;
-    int32_t length;
-  };
-  for (const Size size : {Size{128, 1024}, Size{32, 1024}, Size{8, 512}}) {
-    Step step(size.batch, size.length, pool, stream);
-    const std::string name = "step_d256_b" + std::to_string(size.batch) + "_kv" + std::to_string(size.length);
-    const double attention = step.us(false, true, timer);
-    const double append = step.us(true, false, timer);
-    const double both = step.us(true, true, timer);
-    cases.push_back({{"name", name + "_attention"}, {"us", attention}});
-    cases.push_back({{"name", name + "_append"}, {"us", append}});
-    cases.push_back({{"name", name + "_append_attention"}, {"us", both}, {"added_us", both - attention}});
-  }
-  const nlohmann::json report = {{"commit", commit},
-                                 {"gpu", device.name},
-                                 {"driver", driver},
-                                 {"sm_clock_mhz", measure_sm_clock_mhz(stream)},
-                                 {"ceilings", {{"read_gbps", read_ceiling}, {"copy_gbps", copy_ceiling}}},
-                                 {"cases", cases}};
-  std::ofstream(out_path) << report.dump(2) << "\n";
-  std::printf("%s\n", report.dump(2).c_str());
-}
-
 }  // namespace
-}  // namespace quaver::bench
 
-int main(int argc, char** argv) {
-  std::string out = "append.json";
-  std::string commit = "unknown";
-  std::string driver = "unknown";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--out") out = argv[i + 1];
-    if (option == "--commit") commit = argv[i + 1];
-    if (option == "--driver") driver = argv[i + 1];
-  }
-  try {
-    quaver::bench::run(out, commit, driver);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_append: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+nlohmann::json append_step(int64_t batch, int32_t length, const DeviceBuffer<uint8_t>& pool, double read_ceiling,
+                           Timer& timer) {
+  Step step(batch, length, pool, timer.stream());
+  const double attention = step.us(false, true, timer);
+  const double append = step.us(true, false, timer);
+  const double both = step.us(true, true, timer);
+  const double gbps = static_cast<double>(batch * length * kRow * 2) / both / 1e3;
+  return {{"name", "append_step_d256_b" + std::to_string(batch) + "_kv" + std::to_string(length)},
+          {"us", both},
+          {"kv_gbps", gbps},
+          {"pct_ceiling", 100.0 * gbps / read_ceiling},
+          {"attention_us", attention},
+          {"append_us", append},
+          {"added_us", both - attention}};
 }
+
+}  // namespace quaver::bench
