@@ -36,9 +36,12 @@ for step in $steps; do
   case $step in
     build) run build build || exit "$status" ;;
     test) run test ctest --test-dir build/cuda -L gpu -j 8 --output-on-failure ;;
-    sanitize)  # memcheck over every kind of launch; synccheck does not know setmaxnreg and racecheck not mbarriers
+    sanitize)  # memcheck over every kind of launch; synccheck does not know setmaxnreg and racecheck not mbarriers, so
+               # racecheck has the kernels without them: append, page copies, read-back, general
       run memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$tests" \
         --gtest_filter='DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
+      run racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$tests" \
+        --gtest_filter='Append*:CopyPages.*:ReadBack.*:GeneralProbes.*-*EveryBf16Value*:AppendLimits.*'
       ;;
     bench)
       run bench build/cuda/bench/attention/bench_attention --out "$out/decode.json" --commit "$commit" --driver "$driver"
