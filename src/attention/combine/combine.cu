@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 3) quaver_combine(const __grid_const
 #pragma unroll 1
     for (int e = static_cast<int>(blockIdx.y) * kElements + static_cast<int>(threadIdx.x) * 4; e < cut.rows * kHeadDim;
          e += stride) {
-      merge_parts<kHeadDim>(p.partials, p.output, cut, e);
+      merge_parts<kHeadDim, 12, 20>(p.partials, p.output, cut, e);
     }
   }
 }

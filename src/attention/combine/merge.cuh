@@ -52,7 +52,8 @@ struct PartSum {
 };
 
 /// Adds the parts [part, part + kCount) ∩ [0, num_parts) of four columns; all loads are in flight at once. Indices are
-/// clamped, not predicated: predicated loads spilled 440 bytes.
+/// clamped, not predicated: predicated loads spilled 440 bytes. Maxima are integers, so every factor is an exact power
+/// of two and the sum does not depend on kCount.
 template <int kHeadDim, int kCount>
 __device__ __forceinline__ void add_parts(const Partials& partials, schedule::PartSlots slots, int row, int column,
                                           int part, int num_parts, PartSum& total) {
@@ -60,23 +61,30 @@ __device__ __forceinline__ void add_parts(const Partials& partials, schedule::Pa
   float4 out[kCount];
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    const int64_t line = static_cast<int64_t>(slots.slot(min(part + k, num_parts - 1))) * partials.max_rows + row;
+    const int slot = slots.slot(min(part + k, num_parts - 1));
+    const auto line = static_cast<uint32_t>(slot * partials.max_rows + row);
     max_sum[k] = __ldcg(partials.max_sum + line);
-    out[k] = __ldcg(reinterpret_cast<const float4*>(partials.out + line * kHeadDim + column));
-    if (part + k >= num_parts) max_sum[k] = make_float2(-INFINITY, 0.0F);
+    out[k] = __ldcg(reinterpret_cast<const float4*>(partials.out + uint64_t{line} * kHeadDim + column));
   }
+  float maximum = total.maximum;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    const float maximum = fmaxf(total.maximum, max_sum[k].x);
-    const float reference = maximum == -INFINITY ? 0.0F : maximum;
-    const float old_factor = ptx::exp2_approx(total.maximum - reference);
-    const float new_factor = ptx::exp2_approx(max_sum[k].x - reference);
-    total.maximum = maximum;
-    total.sum = fmaf(total.sum, old_factor, max_sum[k].y * new_factor);
-    total.out.x = fmaf(total.out.x, old_factor, out[k].x * new_factor);
-    total.out.y = fmaf(total.out.y, old_factor, out[k].y * new_factor);
-    total.out.z = fmaf(total.out.z, old_factor, out[k].z * new_factor);
-    total.out.w = fmaf(total.out.w, old_factor, out[k].w * new_factor);
+    if (part + k >= num_parts) max_sum[k].x = -INFINITY;
+    maximum = fmaxf(maximum, max_sum[k].x);
+  }
+  const float reference = maximum == -INFINITY ? 0.0F : maximum;
+  const auto add = [&](float old_factor, float factor, float4 values, float sum) {
+    total.sum = fmaf(total.sum, old_factor, sum * factor);
+    total.out.x = fmaf(total.out.x, old_factor, values.x * factor);
+    total.out.y = fmaf(total.out.y, old_factor, values.y * factor);
+    total.out.z = fmaf(total.out.z, old_factor, values.z * factor);
+    total.out.w = fmaf(total.out.w, old_factor, values.w * factor);
+  };
+  const float old_factor = ptx::exp2_approx(total.maximum - reference);
+  total.maximum = maximum;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    add(k == 0 ? old_factor : 1.0F, ptx::exp2_approx(max_sum[k].x - reference), out[k], max_sum[k].y);
   }
 }
 
@@ -90,23 +98,21 @@ struct CutItem {
   int rows = 0;
 };
 
-/// Finishes four columns of one row: element = row * kHeadDim + column, column a multiple of 4.
-template <int kHeadDim>
+/// Finishes four columns of one row: element = row * kHeadDim + column, column a multiple of 4. Up to kFew parts have
+/// their loads in flight at once, of more parts kMany at a time.
+template <int kHeadDim, int kFew, int kMany>
 __device__ __forceinline__ void merge_parts(const Partials& partials, const Output& output, const CutItem& item,
                                             int element) {
   const int row = element / kHeadDim;
   const int column = element % kHeadDim;
   PartSum total;
-  constexpr int kBatch = kHeadDim == 64 ? 16 : 20;  // parts in flight; at d = 64 the decode kernel has 128 registers
-  int part = 0;
+  if (kFew < kMany && item.num_parts <= kFew) {
+    add_parts<kHeadDim, kFew>(partials, item.slots, row, column, 0, item.num_parts, total);
+  } else {
 #pragma unroll 1
-  for (; part + 12 < item.num_parts; part += kBatch) {
-    add_parts<kHeadDim, kBatch>(partials, item.slots, row, column, part, item.num_parts, total);
-  }
-  if (part + 8 < item.num_parts) {
-    add_parts<kHeadDim, 12>(partials, item.slots, row, column, part, item.num_parts, total);
-  } else if (part < item.num_parts) {
-    add_parts<kHeadDim, 8>(partials, item.slots, row, column, part, item.num_parts, total);
+    for (int part = 0; part < item.num_parts; part += kMany) {
+      add_parts<kHeadDim, kMany>(partials, item.slots, row, column, part, item.num_parts, total);
+    }
   }
   const int64_t token = item.query_begin + tiles::row_token(row, output.group);
   const int query_head = item.head * output.group + tiles::row_head(row, output.group);

@@ -54,11 +54,30 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedState<Traits>
     const QueryRow row = make_row<Traits>(p, item, row_index, warp_row < item.rows, shared.query_scale[row_index]);
     RowState<Traits> state;
     attend<Traits>(p, item, row, shared, ptx::shared_address(query), ring, tile_slot, state);
-    finish_item<Traits>(p, item, row_index, row.valid, state, shared);
-    sync_consumers<Traits>();  // every warp is done with Q, its scales and the item
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.item_empty[item_slot.slot]));
-    item_slot.advance();
+    write_item<Traits>(p, item, row_index, row.valid, state);
+    if (has_finishers<Traits>(p)) {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.item_done[item_slot.slot]));
+      item_slot.advance();
+      ptx::mbarrier_wait(ptx::shared_address(&shared.item_full[item_slot.slot]), item_slot.parity);
+      if (shared.items[item_slot.slot].rows < 0) return combine_if_last<Traits>(p, item, shared);
+      sync_consumers<Traits>();  // every warp is done with Q and its scales
+    } else {
+      combine_if_last<Traits>(p, item, shared);
+      sync_consumers<Traits>();  // … and with the item
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.item_empty[item_slot.slot]));
+      item_slot.advance();
+    }
   }
+}
+
+/// Reads something of every 64 bytes of the parameters: a miss in the constant cache costs some 0.3 us, here beside the
+/// end of the kernel in front. The result is of no use, but must be stored for the loads to stay.
+__device__ __forceinline__ uint64_t warm_parameters(const Parameters& p) {
+  const auto word = [](const void* pointer) { return reinterpret_cast<uint64_t>(pointer); };
+  return word(p.q) ^ word(p.block_table) ^ word(p.k_scale) ^ word(p.k_descale.values) ^ word(p.work.records) ^
+         word(p.work.ticket) ^ word(p.partials.out) ^ word(p.partials.arrived) ^ word(p.output.out) ^
+         word(p.output.lse) ^ word(p.output.v_descale.values) ^ static_cast<uint64_t>(p.shape.mask.window);
 }
 
 template <class Traits>
@@ -80,16 +99,22 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     }
     if (lane < kItemSlots) {
       ptx::mbarrier_init(ptx::shared_address(&shared.item_full[lane]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.item_empty[lane]), kProducerWarp);
+      ptx::mbarrier_init(ptx::shared_address(&shared.item_done[lane]), kProducerWarp);
+      ptx::mbarrier_init(ptx::shared_address(&shared.item_empty[lane]), has_finishers<Traits>(p) ? 1 : kProducerWarp);
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
+  if (threadIdx.x == 0) static_cast<volatile uint64_t&>(shared.warm) = warm_parameters(p);
   ptx::grid_dependency_wait();
 
   if (warp >= kProducerWarp) {
     if constexpr (Traits::kMoveRegisters) ptx::decrease_registers<Traits::kProducerRegisters>();
-    if (warp == kProducerWarp) Producer<Traits>(p, shared, ptx::shared_address(ring)).run();
+    if (warp == kProducerWarp) {
+      Producer<Traits>(p, shared, ptx::shared_address(ring)).run();
+    } else if (has_finishers<Traits>(p)) {
+      finish_parts<Traits>(p, shared);
+    }
   } else {
     if constexpr (Traits::kMoveRegisters) ptx::increase_registers<Traits::kConsumerRegisters>();
     consume<Traits>(p, shared, query, ring);

@@ -51,10 +51,13 @@ struct DecodeTraits {
   /// The producer is a warpgroup of which one warp works where registers must move to the consumers, else one warp.
   static constexpr bool kMoveRegisters = kCtasPerSm <= 2;
   static constexpr int kThreads = kConsumers + (kMoveRegisters ? 128 : 32);
+  /// The three other warps finish the parts of cut items: an atomic and the loads of all parts take several us while
+  /// memory is busy, and the consumers go on meanwhile.
+  static constexpr int kFinishers = kMoveRegisters ? 96 : 0;
 
   /// setmaxnreg moves registers only inside what the launch allocated; asking for more hangs.
   static constexpr int kRegistersPerThread = 65536 / kCtasPerSm / kThreads / 8 * 8;
-  static constexpr int kProducerRegisters = 80;
+  static constexpr int kProducerRegisters = 88;
   static constexpr int kFreeRegisters = kRegistersPerThread * (kWarpgroups + 1) - kProducerRegisters;
   static constexpr int kConsumerRegisters =
       kFreeRegisters / kWarpgroups > 240 ? 240 : kFreeRegisters / kWarpgroups / 8 * 8;
@@ -67,6 +70,9 @@ struct DecodeTraits {
   static constexpr int kValueColumns = kHeadDim / kWarpgroups;  ///< of one warpgroup
   static constexpr int kValueChunk = kConfig.value_chunk;
   static constexpr int kValueChunks = kValueColumns / kValueChunk;
+
+  /// Loads of parts in flight in the combine: as many as registers allow.
+  static constexpr int kPartsAtOnce = kMoveRegisters ? 20 : 16;
 
   static constexpr int kQueryBytes = 2 * kMaxRows * kHeadDim;
   static constexpr int kSlotBytes = kTile * kHeadDim;
@@ -85,10 +91,13 @@ struct SharedState {
   uint64_t tile_full[Traits::kRingSlots];
   uint64_t tile_empty[Traits::kRingSlots];
   uint64_t item_full[kItemSlots];
+  uint64_t item_done[kItemSlots];  ///< by the consumers, to the finishers
   uint64_t item_empty[kItemSlots];
+  uint64_t warm;  ///< see warm_parameters()
   WorkItem items[kItemSlots];
   float query_scale[kMaxRows];  ///< power of two that a row of Q was divided by
-  int is_last_part;
+  int is_last_part;             ///< of the CTA's last item, to the consumers
+  int finish_is_last_part;      ///< of an earlier one, to the finishers
 };
 
 }  // namespace quaver::decode_fp8
