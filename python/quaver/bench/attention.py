@@ -79,7 +79,8 @@ def draw(report: dict, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise BadInputError("plot: expected matplotlib to be installed (pip install 'quaver[plot]')") from error
-    cases = [case for case in report["cases"] if not case["name"].startswith("graph_")]
+    other_work = ("graph_", "general_", "append_")
+    cases = [case for case in report["cases"] if not case["name"].startswith(other_work)]
     figure = Figure(figsize=(8, 0.36 * len(cases) + 1.4), layout="constrained")
     axes = figure.subplots()
     bandwidth = [case["kv_gbps"] / 1000 for case in cases]
