@@ -22,8 +22,15 @@ namespace quaver {
 namespace {
 
 /// An error after which the same runner may run the next step.
-bool runner_survives(const Error& error) {
-  return error.kind() != ErrorKind::kCuda && error.kind() != ErrorKind::kInternal;
+bool runner_survives(const std::exception& error) {
+  if (const auto* const known = dynamic_cast<const Error*>(&error)) {
+    return known->kind() != ErrorKind::kCuda && known->kind() != ErrorKind::kInternal;
+  }
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+}
+
+std::string reason_of(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of host memory" : error.what();
 }
 
 EngineOptions resolved(EngineOptions options, const Runner& runner) {
@@ -220,14 +227,12 @@ bool Engine::Impl::launch() {
   launched_.emplace_back();
   try {
     runner_->launch(*step);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     if (!runner_survives(error)) {
       launched_.pop_back();
       throw;
     }
-    launched_.back().error = error.what();
-  } catch (const std::bad_alloc&) {
-    launched_.back().error = "out of host memory";
+    launched_.back().error = reason_of(error);
   }
   return true;
 }
@@ -239,15 +244,16 @@ void Engine::Impl::finish_oldest() {
     scheduler_.fail_step(oldest.error, step_outputs_);
     return;
   }
+  const bool wanted = scheduler_.oldest_is_wanted();
   StepResult result;
   try {
     result = runner_->wait();
-  } catch (const Error& error) {
-    if (!runner_survives(error)) throw;
-    scheduler_.fail_step(error.what(), step_outputs_);
-    return;
-  } catch (const std::bad_alloc&) {
-    scheduler_.fail_step("out of host memory", step_outputs_);
+  } catch (const std::exception& error) {
+    // Behind a failed step the runner's slots are not what this step expects, so only the device's own word counts.
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    const bool survives = wanted ? runner_survives(error) : known == nullptr || known->kind() != ErrorKind::kCuda;
+    if (!survives) throw;
+    scheduler_.fail_step(reason_of(error), step_outputs_);
     return;
   }
   scheduler_.update(result, step_outputs_);
