@@ -121,6 +121,16 @@ class Engine::Impl {
 
   int64_t max_model_len() const noexcept { return options_.max_model_len; }
 
+  int64_t max_request_tokens() const {
+    int64_t fits = 0;
+    int64_t too_many = options_.max_model_len + 1;
+    while (too_many - fits > 1) {
+      const int64_t middle = fits + (too_many - fits) / 2;
+      (pages_for(middle - 1) <= runner_->num_pages() ? fits : too_many) = middle;
+    }
+    return fits;
+  }
+
  private:
   using Command = std::variant<Request, uint64_t>;  // add; abort
 
@@ -129,6 +139,10 @@ class Engine::Impl {
   };
 
   void check_fits(const Request& request) const;
+  /// Pages that a request needs which stores so many tokens.
+  int64_t pages_for(int64_t stored) const {
+    return runner_->cache_plan().blocks_for(stored, std::clamp<int64_t>(stored, 1, max_chunk(options_)));
+  }
 
   // Everything below runs in the engine's thread.
   void run();
@@ -169,7 +183,7 @@ void Engine::Impl::check_fits(const Request& request) const {
   check(prompt <= options_.max_model_len && max_tokens <= options_.max_model_len - prompt, "prompt of ", prompt,
         " tokens + max_tokens ", max_tokens, ": expected at most max_model_len ", options_.max_model_len);
   const int64_t stored = std::max(prompt, prompt + max_tokens - 1);  // the last token drawn is never stored
-  const int64_t pages = runner_->cache_plan().blocks_for(stored, std::min(max_chunk(options_), stored));
+  const int64_t pages = pages_for(stored);
   check(pages <= runner_->num_pages(), "prompt of ", prompt, " tokens + max_tokens ", max_tokens, " needs ", pages,
         " cache pages: expected at most the ", runner_->num_pages(), " of the pool");
 }
@@ -315,6 +329,10 @@ std::string Engine::failure() const {
 
 int64_t Engine::max_model_len() const noexcept {
   return impl_->max_model_len();
+}
+
+int64_t Engine::max_request_tokens() const {
+  return impl_->max_request_tokens();
 }
 
 }  // namespace quaver

@@ -38,11 +38,13 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def parse(kind: type[Parsed], body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Parsed:
     """A request from its JSON object: null or a missing field is the default, unknown fields are ignored."""
-    values = dict(defaults)
+    values = {}
     for name, check in _checks(kind).items():
         if (value := body.get(name)) is not None:
             values[name] = check(name, value)
-        elif name not in values and name in _required(kind):
+        elif name in defaults:
+            values[name] = defaults[name]
+        elif name in _required(kind):
             fail(name, None, "a value, it is required")
     return kind(**values)
 

@@ -62,6 +62,7 @@ def load_service(options: Namespace) -> Service:
         model_dir=options.model,
         model_names=options.served_model_name or [options.model.resolve().name],
         max_model_len=engines[0].max_model_len,
+        max_request_tokens=engines[0].max_request_tokens,
         template=template,
         defaults=sampling_defaults(options.model),
         reasoning_parser=reasoning,

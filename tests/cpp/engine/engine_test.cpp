@@ -69,6 +69,7 @@ TEST(Engine, TheNextStepIsLaunchedWhileOneRuns) {
 TEST(Engine, RefusesWhatCanNeverRun) {
   Served served({.plan = plan_of({{}}), .num_pages = 32, .max_positions = 1000}, {.max_model_len = 256});
   EXPECT_EQ(served.engine.max_model_len(), 256);
+  EXPECT_EQ(served.engine.max_request_tokens(), 256);
   const auto refused = [&](int64_t prompt, int64_t max_tokens, std::initializer_list<std::string_view> parts) {
     expect_error(
         [&] { served.engine.add({.id = 1, .prompt = prompt_of(prompt), .params = {.max_tokens = max_tokens}}); },
@@ -99,6 +100,7 @@ TEST(Engine, RefusesWhatCanNeverRun) {
 // B39: 12 pages of 16 tokens. The key of the last token is never stored, so 192 prompt tokens and one more fit.
 TEST(Engine, ASmallPool) {
   Served served({.plan = plan_of({{}}), .num_pages = 12}, {.max_model_len = 1024});
+  EXPECT_EQ(served.engine.max_request_tokens(), 193);
   uint64_t id = 0;
   for (const int64_t prompt : {193, 250}) {
     expect_error([&] { served.engine.add({.id = 1, .prompt = prompt_of(prompt), .params = {.max_tokens = 1}}); },

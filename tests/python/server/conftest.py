@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import socket
 import threading
@@ -19,6 +20,8 @@ from fake_engine import FakeEngine
 from quaver.chat import GEMMA3_TEMPLATE
 from quaver.server.app import create_app
 from quaver.server.engines import EnginePool
+from quaver.server.options import add_arguments
+from quaver.server.serve import load_service
 from quaver.server.service import Service
 from quaver.tokenizer import Tokenizer
 
@@ -64,6 +67,7 @@ def client_of(
         tokenizer=tokenizer,
         model_dir=model_dir,
         max_model_len=engines[0].max_model_len,
+        max_request_tokens=engines[0].max_request_tokens,
         **{"model_names": ["tiny"], "template": GEMMA3_TEMPLATE, **options},
     )
     with (
@@ -85,3 +89,13 @@ def tiny_tokenizer(tiny_dir: Path) -> Tokenizer:
     tokenizer = Tokenizer(tiny_dir)
     tokenizer.load_whole()
     return tokenizer
+
+
+@contextmanager
+def real_client(model_dir: Path, *flags: object) -> Iterator[httpx2.Client]:
+    """A client of what `quaver serve --model MODEL_DIR FLAGS…` serves, in this process."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    options = parser.parse_args(["--model", str(model_dir), "--served-model-name", "tiny", *map(str, flags)])
+    with running(load_service(options)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        yield client

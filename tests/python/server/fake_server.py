@@ -19,7 +19,12 @@ if __name__ == "__main__":
     model_dir, step_s = Path(sys.argv[1]), float(sys.argv[2])
     pool = EnginePool([FakeEngine(lambda *_: [5] * 1000, step_s=step_s)])
     service = Service(
-        pool=pool, tokenizer=Tokenizer(model_dir), model_dir=model_dir, model_names=["tiny"], max_model_len=256
+        pool=pool,
+        tokenizer=Tokenizer(model_dir),
+        model_dir=model_dir,
+        model_names=["tiny"],
+        max_model_len=256,
+        max_request_tokens=256,
     )
     server = Server(service, create_app(service))
     asyncio.run(server.serve_until_drained(socket.create_server(("127.0.0.1", 0))))

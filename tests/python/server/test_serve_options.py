@@ -12,6 +12,7 @@ import pytest
 
 from quaver.errors import BadInputError
 from quaver.server.options import add_arguments, check, engine_arguments
+from quaver.server.serve import load_service
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -79,12 +80,15 @@ def test_one_line_for_what_is_wrong(tiny_dir: Path, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for arguments, message in (
             (["--model", tiny_dir, "--port", port], f"--port {port}: expected a free address"),
-            (["--model", tiny_dir, "--host", "host.invalid"], "--host host.invalid"),
             (["--model", tmp_path / "none", "--port", 0], str(tmp_path / "none")),
-            (["--model", tiny_dir, "--port", 0, "--chat-template", tmp_path / "none"], "--chat-template"),
-            (["--model", tiny_dir, "--tensor-parallel-size", 2], "--tensor-parallel-size 2: expected 1"),
             (["--model", tiny_dir, "--pipeline-parallel-size", 2], "--pipeline-parallel-size"),
         ):
             result = serve(*arguments)
             assert result.returncode == 2, result.stderr
             assert result.stderr.count("\n") == 1 and message in result.stderr, result.stderr
+
+
+def test_a_chat_template_that_is_missing(tiny_dir: Path, tmp_path: Path) -> None:
+    options = parse("--model", str(tiny_dir), "--chat-template", str(tmp_path / "none"))
+    with pytest.raises(BadInputError, match="none: expected a text file"):
+        load_service(options)
