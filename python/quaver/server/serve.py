@@ -93,6 +93,7 @@ class Server(uvicorn.Server):
         host, port = listener.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         names = ", ".join(self._service.model_names)
+        listener.listen(self.config.backlog)  # who reads the next line may connect at once
         print(f"serving {names} at http://{host}:{port}", file=sys.stderr, flush=True)
         await self.serve(sockets=[listener])
         drain.cancel()
