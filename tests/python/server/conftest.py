@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from quaver.chat import GEMMA3_TEMPLATE
 from quaver.server.app import create_app
 from quaver.server.engines import EnginePool
 from quaver.server.options import add_arguments
-from quaver.server.serve import load_service
+from quaver.server.serve import bound_socket, load_service
 from quaver.server.service import Service
 from quaver.tokenizer import Tokenizer
 
@@ -31,7 +30,7 @@ Serve = Callable[..., httpx2.Client]
 @contextmanager
 def running(service: Service, **app_options: Any) -> Iterator[str]:
     """The URL of a server that runs in a thread."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bound_socket("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(service, **app_options), lifespan="off", log_level="critical"))
 
     async def main() -> None:
