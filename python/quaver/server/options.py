@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from quaver.errors import BadInputError
 from quaver.server import parsers
 
+_NUM_CORES = len(os.sched_getaffinity(0))
 _CACHE_TYPES = {"auto": "fp8", "fp8": "fp8", "fp8_e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
@@ -60,7 +62,13 @@ def _add_cache(group: Any) -> None:
     add("--kv-scales", choices=("auto", "one"), default="auto", help="FP8 scales the checkpoint lacks: derived, or 1.0")
     add("--block-size", type=int, default=64, choices=(16, 32, 64, 128), help="tokens of a page (default %(default)s)")
     add("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="default %(default)s")
-    add("--kv-cache-memory-bytes", type=int, default=0, metavar="BYTES", help="size of the cache; 0: by utilization")
+    add(
+        "--kv-cache-memory-bytes",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="of each cache; 0: by utilization (default)",
+    )
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="reuse equal prefixes")
 
 
@@ -101,15 +109,16 @@ def check_engine(options: argparse.Namespace) -> None:
             _refuse(f"--{name.replace('_', '-')}", value, f"{low} or more")
 
 
-def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Of Engine.load, except the directory."""
+def engine_arguments(options: argparse.Namespace, num_cores: int = _NUM_CORES) -> dict[str, Any]:
+    """Of each Engine.load, except the directory. Engines share the cores and the memory of this machine."""
+    num_engines = options.data_parallel_size
     return {
         "kv_cache_dtype": _CACHE_TYPES[options.kv_cache_dtype],
         "kv_cache_dtype_skip_layers": options.kv_cache_dtype_skip_layers,
         "block_size": options.block_size,
         "max_model_len": options.max_model_len,
         "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
-        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "gpu_memory_utilization": options.gpu_memory_utilization / num_engines,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "prefill_chunk_tokens": options.prefill_chunk_tokens,
@@ -118,6 +127,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "kv_scales": options.kv_scales,
         "attention_precision": options.attention_precision,
         "hf_overrides": options.hf_overrides,
+        "num_threads": max(1, num_cores // num_engines),
         "dummy_seed": (options.seed or 0) if options.load_format == "dummy" else None,
     }
 

@@ -83,13 +83,6 @@ def serve(tiny_dir: Path) -> Iterator[Serve]:
         yield lambda *engines, **options: stack.enter_context(client_of(*engines, model_dir=tiny_dir, **options))
 
 
-@pytest.fixture(scope="session")
-def tiny_tokenizer(tiny_dir: Path) -> Tokenizer:
-    tokenizer = Tokenizer(tiny_dir)
-    tokenizer.load_whole()
-    return tokenizer
-
-
 @contextmanager
 def real_client(model_dir: Path, *flags: object) -> Iterator[httpx2.Client]:
     """A client of what `quaver serve --model MODEL_DIR FLAGS…` serves, in this process."""

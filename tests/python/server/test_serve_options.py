@@ -26,11 +26,12 @@ def parse(*arguments: str) -> argparse.Namespace:
 def test_defaults() -> None:
     options = parse()
     assert (options.host, options.port, options.model) == ("127.0.0.1", 8000, Path("dir"))
-    assert engine_arguments(options) == {
+    assert engine_arguments(options, num_cores=8) == {
         "kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": [], "block_size": 64, "max_model_len": 0,
         "kv_cache_memory_bytes": 0, "gpu_memory_utilization": 0.9, "max_num_seqs": 256, "max_num_batched_tokens": 2048,
         "prefill_chunk_tokens": 0, "prefix_caching": True, "batch_invariant": False, "kv_scales": "auto",
         "attention_precision": "auto", "hf_overrides": "{}", "dummy_seed": None,
+        "num_threads": 8,
     }  # fmt: skip
 
 
@@ -44,10 +45,11 @@ def test_defaults() -> None:
     ('--hf-overrides {"a":1}', "hf_overrides", '{"a":1}'), ("--prefill-chunk-tokens 8", "prefill_chunk_tokens", 8),
     ("--kv-cache-memory-bytes 1000", "kv_cache_memory_bytes", 1000), ("--kv-scales one", "kv_scales", "one"),
     ("--tensor-parallel-size 1", "block_size", 64), ("--max-num-batched-tokens 5", "max_num_batched_tokens", 5),
-    ("--gpu-memory-utilization 0.5", "gpu_memory_utilization", 0.5),
+    ("--gpu-memory-utilization 0.5", "gpu_memory_utilization", 0.5), ("--data-parallel-size 3", "num_threads", 2),
+    ("--data-parallel-size 9", "num_threads", 1), ("--data-parallel-size 2", "gpu_memory_utilization", 0.45),
 ])  # fmt: skip
 def test_flags_reach_the_engine(arguments: str, name: str, value: object) -> None:
-    assert engine_arguments(parse(*arguments.split()))[name] == value
+    assert engine_arguments(parse(*arguments.split()), num_cores=8)[name] == value
 
 
 @pytest.mark.parametrize("arguments", [
