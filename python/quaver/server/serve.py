@@ -54,15 +54,19 @@ def load_service(options: Namespace) -> Service:
         tokenizer.load_whole()
         arguments = flags.engine_arguments(options)
         engines = [_quaver.Engine.load(options.model, **arguments) for _ in range(options.data_parallel_size)]
-    for note in engines[0].notes:
+    limit, most = engines[0].max_model_len, engines[0].max_request_tokens
+    small = (
+        [f"the KV cache holds requests of at most {most} tokens, not of max_model_len {limit}"] if most < limit else []
+    )
+    for note in [*engines[0].notes, *small]:
         print(f"note: {note}", file=sys.stderr)
     return Service(
         pool=EnginePool(engines),
         tokenizer=tokenizer,
         model_dir=options.model,
         model_names=options.served_model_name or [options.model.resolve().name],
-        max_model_len=engines[0].max_model_len,
-        max_request_tokens=engines[0].max_request_tokens,
+        max_model_len=limit,
+        max_request_tokens=most,
         template=template,
         defaults=sampling_defaults(options.model),
         reasoning_parser=reasoning,

@@ -18,7 +18,7 @@ from quaver.chat import chat_template, encode_chat
 from quaver.errors import BadInputError
 from quaver.server.engines import EnginePool, EngineRequest
 from quaver.server.errors import RequestError, unavailable
-from quaver.server.fields import fail
+from quaver.server.fields import fail, parse
 from quaver.server.generation import Choice, Generation
 from quaver.server.metrics import Metrics
 from quaver.server.parsers import ReasoningParser, ToolParser
@@ -142,5 +142,11 @@ class Service:
 
 def sampling_defaults(model_dir: Path) -> dict[str, Any]:
     """The model's own sampling settings, from generation_config.json."""
-    config = read_json(model_dir / "generation_config.json", default={})
-    return {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
+    path = model_dir / "generation_config.json"
+    config = read_json(path, default={})
+    settings = {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
+    try:
+        checked = parse(GenerationRequest, settings, {})
+    except RequestError as error:
+        raise BadInputError(f"{path}: {error.message}") from None
+    return {name: getattr(checked, name) for name in settings}

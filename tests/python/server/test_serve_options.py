@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from quaver.errors import BadInputError
 from quaver.server.options import add_arguments, check, engine_arguments
 from quaver.server.serve import load_service
+from quaver.server.service import sampling_defaults
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -88,6 +90,16 @@ def test_one_line_for_what_is_wrong(tiny_dir: Path, tmp_path: Path) -> None:
             result = serve(*arguments)
             assert result.returncode == 2, result.stderr
             assert result.stderr.count("\n") == 1 and message in result.stderr, result.stderr
+
+
+def test_sampling_defaults(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path) == {}
+    config = {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": None, "max_new_tokens": 5, "do_sample": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert sampling_defaults(tmp_path) == {"temperature": 1.0, "top_k": 64, "top_p": 0.95}
+    (tmp_path / "generation_config.json").write_text('{"top_p": "much"}')
+    with pytest.raises(BadInputError, match=r'generation_config.json: top_p "much": expected a number'):
+        sampling_defaults(tmp_path)
 
 
 def test_a_chat_template_that_is_missing(tiny_dir: Path, tmp_path: Path) -> None:
