@@ -1,5 +1,5 @@
 # The commands of the project; each one sets up what it needs (scripts/setup.sh) and is quick when nothing changed.
-.PHONY: demo test lint gpu-check bench
+.PHONY: demo test lint gpu-check bench soak
 
 demo:
 	@scripts/demo.sh
@@ -15,3 +15,6 @@ gpu-check:
 
 bench:
 	@scripts/build.sh quaver_python && .venv/bin/quaver bench attention --suite decode
+
+soak:
+	@scripts/build.sh quaver_python && scripts/model.sh && .venv/bin/python scripts/soak.py --model models/gemma-3-270m --out bench/results/cpu/soak.json

@@ -8,8 +8,6 @@ stamp=.venv/setup.stamp
 inputs=(scripts/setup.sh scripts/requirements.txt)
 if [[ -f $stamp ]] && cat "${inputs[@]}" | cmp -s - "$stamp"; then exit; fi
 
-as_root() { if [[ $(id -u) == 0 ]]; then "$@"; else sudo "$@"; fi; }
-
 python_lacks() { ! python3 -c "$1" 2> /dev/null; }
 
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -19,15 +17,7 @@ if python_lacks 'import venv, ensurepip'; then wanted+=(python3-venv); fi
 if python_lacks 'import pathlib, sysconfig; (pathlib.Path(sysconfig.get_path("include")) / "Python.h").stat()'; then
   wanted+=(python3-dev)
 fi
-missing=()
-for package in "${wanted[@]}"; do
-  dpkg-query -W -f='${Status}' "$package" 2> /dev/null | grep -q 'install ok installed' || missing+=("$package")
-done
-if ((${#missing[@]})); then
-  echo "installing system packages: ${missing[*]}"
-  as_root apt-get update -qq
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
-fi
+scripts/apt.sh "${wanted[@]}"
 
 echo "setting up the Python environment in .venv"
 python3 -m venv --clear .venv

@@ -114,6 +114,9 @@ class Engine {
   /// Why the engine no longer runs; empty while it does.
   [[nodiscard]] std::string failure() const;
   [[nodiscard]] int64_t max_model_len() const noexcept;
+  /// The most tokens, prompt and at least one of output together, that one request may have: max_model_len, or less if
+  /// the pool is too small for that.
+  [[nodiscard]] int64_t max_request_tokens() const;
 
  private:
   class Impl;

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from quaver.bench.options import add_serve_arguments
+from quaver.bench.options import add_offline_arguments, add_serve_arguments
 from quaver.errors import BadInputError
 
 _BAD_INPUT, _FAILED, _INTERRUPTED = 2, 1, 130
@@ -162,6 +162,9 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     serve = suites.add_parser("serve", help="load an OpenAI-compatible server: throughput and latencies")
     add_serve_arguments(serve)
     serve.set_defaults(run=_run_bench_serve)
+    offline = suites.add_parser("offline", help="the same load on an engine in this process")
+    add_offline_arguments(offline)
+    offline.set_defaults(run=_run_bench_offline)
 
 
 def _run_bench_attention(options: argparse.Namespace) -> int:
@@ -173,5 +176,11 @@ def _run_bench_attention(options: argparse.Namespace) -> int:
 
 def _run_bench_serve(options: argparse.Namespace) -> int:
     from quaver.bench.serve import run
+
+    return run(options)
+
+
+def _run_bench_offline(options: argparse.Namespace) -> int:
+    from quaver.bench.offline import run
 
     return run(options)

@@ -35,6 +35,7 @@ class ServingEngine {
     std::vector<int32_t> eos_token_ids(config_.eos_token_ids.begin(), config_.eos_token_ids.end());
     engine_ = std::make_unique<Engine>(std::move(runner), options, std::move(eos_token_ids));
     max_model_len_ = engine_->max_model_len();
+    max_request_tokens_ = engine_->max_request_tokens();
   }
   ~ServingEngine() { close(); }
   ServingEngine(const ServingEngine&) = delete;
@@ -61,6 +62,7 @@ class ServingEngine {
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
   [[nodiscard]] int64_t kv_bytes_per_token() const { return kv_bytes_per_token_; }
   [[nodiscard]] int64_t max_model_len() const { return max_model_len_; }
+  [[nodiscard]] int64_t max_request_tokens() const { return max_request_tokens_; }
   /// Ids of Python's size as the engine's, refused where they are none.
   [[nodiscard]] int32_t token_id(std::string_view field, int64_t id) const {
     check(id >= 0 && id < config_.vocab_size, field, " ", id, ": expected 0 to ", config_.vocab_size - 1);
@@ -74,6 +76,7 @@ class ServingEngine {
   std::vector<std::string> notes_;
   int64_t kv_bytes_per_token_ = 0;
   int64_t max_model_len_ = 0;
+  int64_t max_request_tokens_ = 0;
   std::atomic<bool> closed_ = false;
   std::shared_mutex mutex_;  // shared: calls; exclusive: close()
   std::unique_ptr<Engine> engine_;
@@ -207,6 +210,8 @@ void bind_engine(nb::module_& module) {
           "Why the engine no longer runs; empty while it does")
       .def("close", &ServingEngine::close, "Aborts what is left and ends the engine's threads")
       .def_prop_ro("max_model_len", &ServingEngine::max_model_len)
+      .def_prop_ro("max_request_tokens", &ServingEngine::max_request_tokens,
+                   "Most tokens of one request: max_model_len, or less if the pool is too small for that")
       .def_prop_ro("config", &ServingEngine::config, nb::rv_policy::reference_internal)
       .def_prop_ro("notes", &ServingEngine::notes)
       .def_prop_ro("kv_bytes_per_token", &ServingEngine::kv_bytes_per_token);

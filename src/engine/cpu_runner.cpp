@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "core/check.h"
@@ -14,6 +13,7 @@ namespace {
 
 // Logits of so many rows exist at once: 32 MB for Gemma's vocabulary.
 constexpr int64_t kLogitRows = 32;
+constexpr int64_t kMostSequences = 65536;  // what slots take is allocated at once
 
 /// by_row[row] = index of the entry with that logit row, -1 where there is none.
 template <class Entry>
@@ -36,7 +36,8 @@ std::unique_ptr<CpuRunner> CpuRunner::load(const std::filesystem::path& director
   ModelConfig config = load_model_config(directory, options.hf_overrides);
   check(engine.max_model_len >= 0 && engine.max_model_len <= config.max_positions, "max_model_len ",
         engine.max_model_len, ": expected at most the model's max_position_embeddings ", config.max_positions);
-  check(engine.max_num_seqs > 0, "max_num_seqs ", engine.max_num_seqs, ": expected at least 1");
+  check(engine.max_num_seqs > 0 && engine.max_num_seqs <= kMostSequences, "max_num_seqs ", engine.max_num_seqs,
+        ": expected 1 to ", kMostSequences);
   ModelWeights weights = options.dummy_seed ? dummy_weights(config, *options.dummy_seed)
                                             : load_weights(directory, config, options.kv_scales);
   const CachePlan plan =
@@ -58,7 +59,10 @@ std::unique_ptr<CpuRunner> CpuRunner::load(const std::filesystem::path& director
 
 CpuRunner::CpuRunner(CpuModel model, const CachePlan& plan, int64_t num_pages, int num_threads)
     : model_(std::move(model)), cache_(plan, num_pages) {
-  check(num_threads >= 0, "num_threads ", num_threads, ": expected at least 1, or 0 for all");
+  model_.check_attention(plan);
+  const int most = omp_get_num_procs();
+  check(num_threads >= 0 && num_threads <= most, "num_threads ", num_threads, ": expected 1 to the ", most,
+        " processors of this machine, or 0 for all");
   thread_ = std::jthread([this, num_threads](const std::stop_token& stop) { work(stop, num_threads); });
 }
 
@@ -80,11 +84,7 @@ StepResult CpuRunner::wait() {
   check_as(ErrorKind::kInternal, !in_flight_.empty(), "steps in flight 0: expected one to wait for");
   std::future<StepResult> oldest = std::move(in_flight_.front());
   in_flight_.pop_front();
-  try {
-    return oldest.get();
-  } catch (const std::bad_alloc&) {
-    fail(ErrorKind::kOutOfMemory, "host memory for a step: expected more than this machine has left");
-  }
+  return oldest.get();
 }
 
 void CpuRunner::work(const std::stop_token& stop, int num_threads) {

@@ -22,8 +22,15 @@ namespace quaver {
 namespace {
 
 /// An error after which the same runner may run the next step.
-bool runner_survives(const Error& error) {
-  return error.kind() != ErrorKind::kCuda && error.kind() != ErrorKind::kInternal;
+bool runner_survives(const std::exception& error) {
+  if (const auto* const known = dynamic_cast<const Error*>(&error)) {
+    return known->kind() != ErrorKind::kCuda && known->kind() != ErrorKind::kInternal;
+  }
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+}
+
+std::string reason_of(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of host memory" : error.what();
 }
 
 EngineOptions resolved(EngineOptions options, const Runner& runner) {
@@ -114,6 +121,16 @@ class Engine::Impl {
 
   int64_t max_model_len() const noexcept { return options_.max_model_len; }
 
+  int64_t max_request_tokens() const {
+    int64_t fits = 0;
+    int64_t too_many = options_.max_model_len + 1;
+    while (too_many - fits > 1) {
+      const int64_t middle = fits + (too_many - fits) / 2;
+      (pages_for(middle - 1) <= runner_->num_pages() ? fits : too_many) = middle;
+    }
+    return fits;
+  }
+
  private:
   using Command = std::variant<Request, uint64_t>;  // add; abort
 
@@ -122,6 +139,10 @@ class Engine::Impl {
   };
 
   void check_fits(const Request& request) const;
+  /// Pages that a request needs which stores so many tokens.
+  int64_t pages_for(int64_t stored) const {
+    return runner_->cache_plan().blocks_for(stored, std::clamp<int64_t>(stored, 1, max_chunk(options_)));
+  }
 
   // Everything below runs in the engine's thread.
   void run();
@@ -162,7 +183,7 @@ void Engine::Impl::check_fits(const Request& request) const {
   check(prompt <= options_.max_model_len && max_tokens <= options_.max_model_len - prompt, "prompt of ", prompt,
         " tokens + max_tokens ", max_tokens, ": expected at most max_model_len ", options_.max_model_len);
   const int64_t stored = std::max(prompt, prompt + max_tokens - 1);  // the last token drawn is never stored
-  const int64_t pages = runner_->cache_plan().blocks_for(stored, std::min(max_chunk(options_), stored));
+  const int64_t pages = pages_for(stored);
   check(pages <= runner_->num_pages(), "prompt of ", prompt, " tokens + max_tokens ", max_tokens, " needs ", pages,
         " cache pages: expected at most the ", runner_->num_pages(), " of the pool");
 }
@@ -220,14 +241,12 @@ bool Engine::Impl::launch() {
   launched_.emplace_back();
   try {
     runner_->launch(*step);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     if (!runner_survives(error)) {
       launched_.pop_back();
       throw;
     }
-    launched_.back().error = error.what();
-  } catch (const std::bad_alloc&) {
-    launched_.back().error = "out of host memory";
+    launched_.back().error = reason_of(error);
   }
   return true;
 }
@@ -239,15 +258,16 @@ void Engine::Impl::finish_oldest() {
     scheduler_.fail_step(oldest.error, step_outputs_);
     return;
   }
+  const bool wanted = scheduler_.oldest_is_wanted();
   StepResult result;
   try {
     result = runner_->wait();
-  } catch (const Error& error) {
-    if (!runner_survives(error)) throw;
-    scheduler_.fail_step(error.what(), step_outputs_);
-    return;
-  } catch (const std::bad_alloc&) {
-    scheduler_.fail_step("out of host memory", step_outputs_);
+  } catch (const std::exception& error) {
+    // Behind a failed step the runner's slots are not what this step expects, so only the device's own word counts.
+    const auto* const known = dynamic_cast<const Error*>(&error);
+    const bool survives = wanted ? runner_survives(error) : known == nullptr || known->kind() != ErrorKind::kCuda;
+    if (!survives) throw;
+    scheduler_.fail_step(reason_of(error), step_outputs_);
     return;
   }
   scheduler_.update(result, step_outputs_);
@@ -309,6 +329,10 @@ std::string Engine::failure() const {
 
 int64_t Engine::max_model_len() const noexcept {
   return impl_->max_model_len();
+}
+
+int64_t Engine::max_request_tokens() const {
+  return impl_->max_request_tokens();
 }
 
 }  // namespace quaver

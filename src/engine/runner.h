@@ -17,6 +17,7 @@ namespace quaver {
 struct Step {
   /// token_ids holds -1 where `feedback` supplies the token.
   Batch batch;
+  std::vector<int32_t> row_slots;  ///< [B]: whose row of the batch it is
   /// Copies of shared pages, before anything is written.
   std::vector<PageCopy> page_copies;
 
@@ -80,8 +81,9 @@ class Runner {
 
   /// Starts a step and returns; `step` stays unchanged and alive until its wait() returns.
   virtual void launch(const Step& step) = 0;
-  /// The result of the oldest launched step. Throws Error when it failed; kCuda and kInternal mean that the runner
-  /// cannot go on, anything else that the next step may run.
+  /// The result of the oldest launched step. Throws when it failed. Error(kOutOfMemory, kInvalidArgument, …) and
+  /// std::bad_alloc: the next step may run; the step launched behind the failed one is waited for, but what comes of it
+  /// is ignored, unless it is kCuda. kCuda, kInternal and any other exception: the runner cannot go on.
   [[nodiscard]] virtual StepResult wait() = 0;
 
   [[nodiscard]] virtual const CachePlan& cache_plan() const noexcept = 0;

@@ -1,8 +1,8 @@
 #include "engine/sampler.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 
 #include "core/check.h"
 
@@ -74,9 +74,7 @@ Sampler::Drawn Sampler::draw(int32_t slot_index, std::span<float> logits, Scratc
   scratch.changed.clear();
   adjust(slot, logits, scratch.changed);
   const int32_t token = sample_token(slot.params.sampling, logits, slot.num_tokens, scratch.kept);
-  for (auto old = scratch.changed.rbegin(); old != scratch.changed.rend(); ++old) {
-    logits[static_cast<size_t>(old->id)] = old->logit;
-  }
+  for (const TokenLogit& old : std::views::reverse(scratch.changed)) logits[static_cast<size_t>(old.id)] = old.logit;
   Drawn drawn{.token = token, .logprobs = std::nullopt};
   if (slot.params.logprobs >= 0) drawn.logprobs = token_logprobs(logits, token, slot.params.logprobs);
   add_token(slot, token, true);

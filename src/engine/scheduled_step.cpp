@@ -12,6 +12,7 @@ constexpr int32_t kDrawnInLastStep = -1;
 }  // namespace
 
 void ScheduledStep::clear() {
+  step_.row_slots.clear();
   step_.page_copies.clear();
   step_.starts.clear();
   step_.feedback.clear();
@@ -64,6 +65,7 @@ void ScheduledStep::add_row(RequestPtr request, int64_t count) {
     logit_rows_.push_back(static_cast<int32_t>(count - 1));
     ++r.num_in_flight;
   }
+  step_.row_slots.push_back(r.slot);
   num_tokens_ += static_cast<int32_t>(count);
   rows_.push_back(std::move(row));
 }

@@ -244,7 +244,7 @@ void Scheduler::consume(const ScheduledStep::Row& row, const StepResult& result,
 
 void Scheduler::fail_step(std::string_view reason, std::vector<Output>& outputs) {
   check_as(ErrorKind::kInternal, num_in_flight_ > 0, "failure: expected none without a step in flight");
-  const bool wanted = !oldest().rows().empty();
+  const bool wanted = oldest_is_wanted();
   totals_.failed_steps_total += wanted ? 1 : 0;
   for (const ScheduledStep::Row& row : oldest().rows()) {
     if (row.request->stage != Stage::kEnded) {

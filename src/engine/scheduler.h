@@ -52,6 +52,8 @@ class Scheduler {
   /// Ends every request with kError.
   void fail_all(std::string_view reason, std::vector<Output>& outputs);
 
+  /// False for a step behind one that failed: its result, or its error, is for nobody.
+  [[nodiscard]] bool oldest_is_wanted() const noexcept { return !steps_[static_cast<size_t>(oldest_)].rows().empty(); }
   [[nodiscard]] int num_in_flight() const noexcept { return num_in_flight_; }
   [[nodiscard]] bool idle() const noexcept { return live_.empty() && num_in_flight_ == 0; }
   [[nodiscard]] EngineStats stats() const;

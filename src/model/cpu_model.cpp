@@ -31,6 +31,14 @@ ConstTensorView view_of(const std::vector<float>& values) {
   return {values.data(), DType::kF32, {static_cast<int64_t>(values.size())}};
 }
 
+int longest_query(const Batch& batch) {
+  int longest = 0;
+  for (size_t b = 0; b + 1 < batch.query_start.size(); ++b) {
+    longest = std::max(longest, batch.query_start[b + 1] - batch.query_start[b]);
+  }
+  return longest;
+}
+
 }  // namespace
 
 std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype, std::span<const int> bf16_layers) {
@@ -109,11 +117,7 @@ void CpuModel::reserve(const Batch& batch) {
   grow(space_.logit_rows, static_cast<int64_t>(batch.logit_rows.size()) * config_.hidden_size);
 }
 
-void CpuModel::plan_groups(const Batch& batch, const CachePlan& cache_plan) {
-  int max_query_len = 0;
-  for (size_t b = 0; b + 1 < batch.query_start.size(); ++b) {
-    max_query_len = std::max(max_query_len, batch.query_start[b + 1] - batch.query_start[b]);
-  }
+void CpuModel::plan_groups(const CachePlan& cache_plan, int max_query_len) {
   group_plans_.clear();
   for (const CacheGroup& group : cache_plan.groups) {
     const AttentionProblem problem{.num_q_heads = config_.num_q_heads,
@@ -234,7 +238,7 @@ void CpuModel::mlp_block(int layer, int64_t num_tokens) {
 std::span<const float> CpuModel::forward(const Batch& batch, HostKvCache& cache, const LayerObserver& observer) {
   check_batch(batch, cache);
   reserve(batch);
-  plan_groups(batch, cache.plan());
+  plan_groups(cache.plan(), longest_query(batch));
   for (size_t rope = 0; rope < rope_shapes_.size(); ++rope) {
     rope_table(rope_frequencies_[rope], batch.positions, rope_tables_[rope]);
   }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <numbers>
 #include <numeric>
+#include <utility>
 
 #include "core/check.h"
 #include "core/simd.h"
@@ -16,8 +17,7 @@ using simd::F32x8;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr size_t kLanes = 8;
-constexpr size_t kChunk = 1024;         // logits whose weights are summed before the draw looks where it falls
-constexpr int64_t kFirstNucleus = 256;  // top-p rarely needs more tokens than this
+constexpr size_t kChunk = 1024;  // logits whose weights are summed before the draw looks where it falls
 
 /// Finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): a bijection
 /// in which every input bit changes half of the output bits.
@@ -65,39 +65,114 @@ class LaneSum {
   F64x4 high_{};
 };
 
-/// exp((logit - best) / temperature) of eight logits at once; 0 for NaN, -inf and less than `least`.
+bool better(const TokenLogit& a, const TokenLogit& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
+
+/// 2^-x of a token is its weight exp((logit - best) / temperature).
 class Weights {
  public:
-  Weights(double temperature, float best, double least)
-      : best_(best), scale_(static_cast<float>(std::numbers::log2e / temperature)), least_(static_cast<float>(least)) {}
+  Weights(double temperature, float best)
+      : best_(best), scale_(static_cast<float>(std::numbers::log2e / temperature)) {}
 
+  [[nodiscard]] F32x8 x(F32x8 logits) const { return (best_ - logits) * scale_; }
+  /// 0 for NaN and -inf.
   [[nodiscard]] F32x8 of(F32x8 logits) const {
-    const F32x8 weights = simd::exp2((logits - best_) * scale_);
-    return simd::select((logits > -kInfinity) & (weights >= least_), weights, simd::broadcast(0.0F));
+    return simd::select(logits > -kInfinity, simd::exp2(-x(logits)), simd::broadcast(0.0F));
   }
   [[nodiscard]] double of(float logit) const { return of(simd::broadcast(logit))[0]; }
-
-  /// Sums over kChunk tokens each.
-  [[nodiscard]] std::vector<double> chunk_sums(std::span<const float> logits) const {
-    std::vector<double> sums;
-    for (size_t begin = 0; begin < logits.size(); begin += kChunk) {
-      const std::span<const float> chunk = logits.subspan(begin, std::min(kChunk, logits.size() - begin));
-      LaneSum sum;
-      for (size_t i = 0; i < chunk.size(); i += kLanes) sum.add(of(load_or(chunk, i, -kInfinity)));
-      sums.push_back(sum.total());
-    }
-    return sums;
-  }
 
  private:
   float best_;
   float scale_;
-  float least_;
 };
 
-double sum_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0);
+constexpr TokenLogit kKeepsAll{.id = std::numeric_limits<int32_t>::max(), .logit = -kInfinity};
+
+/// The worst of the best tokens that together have top_p of all weights. Sorting a vocabulary takes longer than a
+/// decode step, so tokens are put into buckets of like weight first, and only the bucket where the sum gets there is
+/// sorted.
+TokenLogit nucleus_cut(double top_p, std::span<const float> logits, const Weights& weights,
+                       std::vector<TokenLogit>& scratch) {
+  constexpr int kBuckets = 1024;  // the last one has all weights below 2^-63.9
+  constexpr float kPerOctave = 16.0F;
+  const auto buckets_of = [&](F32x8 values) {
+    const F32x8 bucket = weights.x(values) * kPerOctave;
+    const F32x8 last = simd::broadcast(kBuckets - 1);
+    return __builtin_convertvector(simd::select(bucket < last, bucket, last), simd::I32x8);  // NaN: last
+  };
+  std::array<double, kBuckets> sums{};
+  for (size_t i = 0; i < logits.size(); i += kLanes) {
+    const F32x8 values = load_or(logits, i, -kInfinity);
+    const F32x8 weight = weights.of(values);
+    const simd::I32x8 bucket = buckets_of(values);
+    for (size_t lane = 0; lane < kLanes; ++lane) sums[static_cast<size_t>(bucket[lane])] += weight[lane];
+  }
+  const double mass = top_p * std::accumulate(sums.begin(), sums.end(), 0.0);
+  int cut = 0;
+  double sum = 0.0;
+  while (cut < kBuckets - 1 && sum + sums[static_cast<size_t>(cut)] < mass) sum += sums[static_cast<size_t>(cut++)];
+
+  scratch.clear();
+  for (size_t i = 0; i < logits.size(); i += kLanes) {
+    const simd::I32x8 found = buckets_of(load_or(logits, i, -kInfinity)) == cut;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (found[lane] != 0 && i + lane < logits.size() && logits[i + lane] > -kInfinity) {
+        scratch.push_back({.id = static_cast<int32_t>(i + lane), .logit = logits[i + lane]});
+      }
+    }
+  }
+  std::sort(scratch.begin(), scratch.end(), better);
+  for (const TokenLogit& token : scratch) {
+    sum += weights.of(token.logit);
+    if (sum >= mass) return token;
+  }
+  return kKeepsAll;  // the sum of all fell short of `mass` by rounding
 }
+
+/// The worst token that top-k and top-p leave.
+TokenLogit find_cut(const SamplingParams& params, std::span<const float> logits, const Weights& weights,
+                    std::vector<TokenLogit>& scratch) {
+  if (params.top_k == 0 || std::cmp_greater_equal(params.top_k, logits.size())) {
+    return params.top_p < 1.0 ? nucleus_cut(params.top_p, logits, weights, scratch) : kKeepsAll;
+  }
+  best_logits(logits, params.top_k, scratch);
+  double total = 0.0;
+  for (const TokenLogit& token : scratch) total += weights.of(token.logit);
+  double sum = 0.0;
+  for (const TokenLogit& token : scratch) {
+    sum += weights.of(token.logit);
+    if (sum >= params.top_p * total) return token;
+  }
+  return scratch.back();
+}
+
+/// The weights of what top-k, top-p and min-p leave, 0 for all others, in the order of ids.
+class KeptWeights {
+ public:
+  KeptWeights(std::span<const float> logits, const Weights& weights, TokenLogit cut, double least)
+      : logits_(logits), weights_(weights), cut_(cut), least_(static_cast<float>(least)) {}
+
+  [[nodiscard]] F32x8 from(size_t begin) const {
+    const F32x8 logits = load_or(logits_, begin, -kInfinity);
+    const F32x8 weights = weights_.of(logits);
+    const simd::I32x8 ids = simd::I32x8{0, 1, 2, 3, 4, 5, 6, 7} + static_cast<int32_t>(begin);
+    const simd::I32x8 above = (logits > cut_.logit) | ((logits == cut_.logit) & (ids <= cut_.id));
+    return simd::select(above & (weights >= least_), weights, simd::broadcast(0.0F));
+  }
+  [[nodiscard]] double chunk_sum(size_t chunk) const {
+    LaneSum sum;
+    const size_t end = std::min(logits_.size(), (chunk + 1) * kChunk);
+    for (size_t i = chunk * kChunk; i < end; i += kLanes) sum.add(from(i));
+    return sum.total();
+  }
+
+ private:
+  std::span<const float> logits_;
+  const Weights& weights_;
+  TokenLogit cut_;
+  float least_;
+};
 
 /// Where `target` falls among weights laid end to end from `begin` on: the last positive weight that starts at or
 /// before it, so that rounding never leads past the end.
@@ -105,47 +180,28 @@ struct Place {
   size_t index = 0;
   double begin = 0.0;
 };
-template <class WeightOf>
-Place find_place(size_t first, size_t last, double begin, double target, const WeightOf& weight_of) {
-  Place place{.index = first, .begin = begin};
-  for (size_t i = first; i < last && begin <= target; ++i) {
-    const double weight = weight_of(i);
-    if (weight > 0.0) place = {.index = i, .begin = begin};
-    begin += weight;
+template <class Values>
+Place find_place(const Values& weights, double begin, double target) {
+  Place place{.index = 0, .begin = begin};
+  for (size_t i = 0; i < weights.size() && begin <= target; ++i) {
+    if (weights[i] > 0) place = {.index = i, .begin = begin};
+    begin += weights[i];
   }
   return place;
 }
 
-/// Tokens in the order of their ids: first the chunk that the draw falls into, then the token.
-int32_t draw_from_all(std::span<const float> logits, const Weights& weights, double uniform) {
-  const std::vector<double> sums = weights.chunk_sums(logits);
-  const double target = uniform * sum_of(sums);
-  const Place chunk = find_place(0, sums.size(), 0.0, target, [&](size_t i) { return sums[i]; });
+/// First the chunk that the draw falls into, then the token.
+int32_t draw_from(const KeptWeights& weights, size_t vocab, double uniform) {
+  std::vector<double> sums((vocab + kChunk - 1) / kChunk);
+  for (size_t chunk = 0; chunk < sums.size(); ++chunk) sums[chunk] = weights.chunk_sum(chunk);
+  const double target = uniform * std::accumulate(sums.begin(), sums.end(), 0.0);
+  const Place chunk = find_place(sums, 0.0, target);
+  std::array<float, kChunk> in_chunk{};
   const size_t first = chunk.index * kChunk;
-  const Place token = find_place(first, std::min(logits.size(), first + kChunk), chunk.begin, target,
-                                 [&](size_t id) { return weights.of(logits[id]); });
-  return static_cast<int32_t>(token.index);
-}
-
-/// The tokens that top-k and top-p leave, best first.
-void keep_best(const SamplingParams& params, std::span<const float> logits, const Weights& weights,
-               std::vector<TokenLogit>& kept) {
-  const auto vocab = static_cast<int64_t>(logits.size());
-  const bool all = params.top_k == 0 || params.top_k >= vocab;
-  int64_t count = all ? std::min(vocab, kFirstNucleus) : params.top_k;
-  double total = all ? sum_of(weights.chunk_sums(logits)) : 0.0;
-  for (;;) {
-    best_logits(logits, count, kept);
-    if (!all) {
-      for (const TokenLogit& token : kept) total += weights.of(token.logit);
-    }
-    size_t num_kept = 0;
-    for (double sum = 0.0; num_kept < kept.size() && (num_kept == 0 || sum < params.top_p * total); ++num_kept) {
-      sum += weights.of(kept[num_kept].logit);
-    }
-    if (num_kept < kept.size() || !all || count == vocab) return kept.resize(num_kept);
-    count = std::min(vocab, 8 * count);
+  for (size_t i = 0; i < kChunk && first + i < vocab; i += kLanes) {
+    simd::store(in_chunk.data() + i, weights.from(first + i));
   }
+  return static_cast<int32_t>(first + find_place(in_chunk, chunk.begin, target).index);
 }
 
 }  // namespace
@@ -173,9 +229,6 @@ int32_t argmax(std::span<const float> logits) {
 
 void best_logits(std::span<const float> logits, int64_t count, std::vector<TokenLogit>& best) {
   const auto limit = static_cast<size_t>(count);
-  const auto better = [](const TokenLogit& a, const TokenLogit& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  };
   best.clear();  // a heap with the worst on top
   for (size_t id = 0; id < logits.size() && limit > 0; ++id) {
     if (best.size() == limit) {
@@ -203,18 +256,10 @@ int32_t sample_token(const SamplingParams& params, std::span<const float> logits
   check_as(ErrorKind::kInternal, best > -kInfinity, "logits: expected at least one of ", logits.size(),
            " above -inf and not NaN");
   if (params.temperature < kGreedyTemperature || best == kInfinity) return argmax(logits);
+  const Weights weights(params.temperature, best);
+  const TokenLogit cut = find_cut(params, logits, weights, scratch);
   const double uniform = uniform_draw(params.seed, position);
-  const auto vocab = static_cast<int64_t>(logits.size());
-  if (params.top_p == 1.0 && (params.top_k == 0 || params.top_k >= vocab)) {
-    return draw_from_all(logits, Weights(params.temperature, best, params.min_p), uniform);
-  }
-  const Weights weights(params.temperature, best, 0.0);
-  keep_best(params, logits, weights, scratch);
-  const auto weight_of = [&](size_t i) { return weights.of(scratch[i].logit); };
-  while (weight_of(scratch.size() - 1) < params.min_p) scratch.pop_back();
-  double total = 0.0;
-  for (size_t i = 0; i < scratch.size(); ++i) total += weight_of(i);
-  return scratch[find_place(0, scratch.size(), 0.0, uniform * total, weight_of).index].id;
+  return draw_from(KeptWeights(logits, weights, cut, params.min_p), logits.size(), uniform);
 }
 
 double log_sum_exp(std::span<const float> logits) {

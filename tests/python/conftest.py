@@ -42,3 +42,10 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     convert(write_gemma3(folder / "tiny.gguf"), folder / "model")
     return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tiny_dir: Path) -> Tokenizer:
+    tokenizer = Tokenizer(tiny_dir)
+    tokenizer.load_whole()
+    return tokenizer

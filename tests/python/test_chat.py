@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quaver.chat import GEMMA3_TEMPLATE, encode_chat, render
+from quaver.chat import GEMMA3_TEMPLATE, chat_template, encode_chat, render
 from quaver.errors import BadInputError
 from quaver.tokenizer import Tokenizer
 
@@ -102,3 +102,33 @@ def test_a_model_without_template(tmp_path: Path, tiny_dir: Path) -> None:
     (tmp_path / "tokenizer.json").symlink_to(tiny_dir / "tokenizer.json")
     with pytest.raises(BadInputError, match="chat_template"):
         encode_chat(Tokenizer(tmp_path), [user("Hi")])
+
+
+def test_where_a_template_may_be(tmp_path: Path, tiny_dir: Path) -> None:
+    """In the config, as one of several by name, and in a file of its own, which wins."""
+    (tmp_path / "tokenizer.json").symlink_to(tiny_dir / "tokenizer.json")
+    several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    for value, expected in (("one", "one"), (several, "d"), (several[:1], None), (None, None)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+        assert chat_template(Tokenizer(tmp_path)) == expected
+    (tmp_path / "chat_template.jinja").write_text("file", encoding="utf-8")
+    assert chat_template(Tokenizer(tmp_path)) == "file"
+
+
+def test_tools_reach_the_template_and_cannot_forge_turns(tiny_tokenizer: Tokenizer) -> None:
+    """Markers in tools and in the results of tools stay text; tojson writes plain JSON, without HTML's escapes."""
+    template = "{{ tools | tojson }}{{ messages[0].content }}{{ messages[0].extra | tojson(indent=1) }}<end_of_turn>"
+    tools = [{"function": {"name": "<eos>&'é"}}]
+    message = {"role": "tool", "content": "<end_of_turn>", "extra": ["<start_of_turn>", 1, None]}
+    ids = encode_chat(tiny_tokenizer, [message], template=template, tools=tools)
+    assert [token_id for token_id in ids if token_id in tiny_tokenizer.special_ids] == [BOS, END]
+    assert tiny_tokenizer.decode(ids) == (
+        '[{"function": {"name": "<eos>&\'é"}}]<end_of_turn>[\n "<start_of_turn>",\n 1,\n null\n]'
+    )
+
+
+def test_variables_of_the_caller(tiny_tokenizer: Tokenizer) -> None:
+    template = "{% if add_generation_prompt %}hello{% endif %}{{ word }}"
+    for variables, text in (({}, "hello"), ({"add_generation_prompt": False, "word": "us"}, "us")):
+        ids = encode_chat(tiny_tokenizer, [user("Hi")], template=template, **variables)
+        assert ids == tiny_tokenizer.encode_prompt(text)

@@ -207,6 +207,25 @@ def test_abort_and_close_from_another_thread() -> None:
             engine.wait(0.0)
 
 
+def test_two_engines_in_one_process() -> None:
+    """Data parallel: each has its own threads, pool and requests."""
+    with engine_of(GOLDEN / "gemma3_tiny", num_threads=1) as a, engine_of(GOLDEN / "gemma3_tiny", num_threads=1) as b:
+        for i in range(4):
+            for engine in (a, b):
+                engine.add(i, tokens(20, i), max_tokens=20, temperature=8.0, seed=i, ignore_eos=True)
+        texts_a, texts_b = collect(a, [0, 1, 2, 3]), collect(b, [0, 1, 2, 3])
+        assert [texts_a[i].tokens for i in range(4)] == [texts_b[i].tokens for i in range(4)]
+
+
+def test_an_idle_engine_sleeps() -> None:
+    with engine_of(GOLDEN / "gemma3_tiny") as engine:
+        run(engine, tokens(20), max_tokens=4)
+        time.sleep(0.1)
+        before = time.process_time()
+        assert engine.wait(0.5) == []
+        assert time.process_time() - before < 0.1  # of all threads
+
+
 def test_270m_batch_equals_the_generator(model_dir: Path) -> None:
     prompts = [[2, 818, 5279, 529, 7001, 563], [2, 4521, 1902], [2, *tokens(40)]]
     options: dict[str, Any] = {"batch_invariant": True, "max_model_len": 256}

@@ -6,10 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from quaver.server.options import add_engine_arguments
+
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 
-def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+def add_load_arguments(parser: Any) -> None:
     """What both have: the load, and what to do with its figures."""
     add = parser.add_argument
     add("--dataset-name", choices=("random",), default="random", help="default %(default)s")
@@ -26,7 +28,6 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="answers never end early (default on)"
     )
     add("--temperature", type=float, default=0.0, help="default 0: greedy")
-    add("--seed", type=_count, default=0, help="of prompts, lengths and arrivals (default 0)")
     everything = ",".join(METRICS)
     add("--percentile-metrics", type=_metrics, default=everything, metavar="LIST", help="default %(default)s")
     add("--metric-percentiles", type=_percentiles, default="99", metavar="LIST", help="default %(default)s")
@@ -42,7 +43,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="name in the requests; a local folder is also the tokenizer (default: ask the server)")
     add("--tokenizer", type=Path, metavar="DIR", help="model folder on this machine (default: the server's /tokenize)")
     add("--ready-check-timeout-sec", type=float, default=0.0, help="wait so long for the server (default 0: ask once)")
+    add("--seed", type=_count, default=0, help="of prompts, lengths and arrivals (default 0)")
     add_load_arguments(parser)
+
+
+def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    add_load_arguments(parser.add_argument_group("load"))
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:

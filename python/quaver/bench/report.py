@@ -88,20 +88,19 @@ def draw(path: Path, title: str, runs: Sequence[Run]) -> None:
     except ImportError:
         raise BadInputError("--plot: expected matplotlib to be installed (pip install 'quaver[plot]')") from None
     figure = Figure(figsize=(10, 4.2), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(f"{title} (numbers: concurrency)")
     panels = {"mean_tpot_ms": "mean time per output token, ms", "mean_ttft_ms": "mean time to first token, ms"}
     for axes, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         points = [(run[key], run["output_throughput"], run["max_concurrency"]) for run in runs if key in run]
         axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o-", color="#2b6cb0")
         for x, y, concurrency in points:
             axes.annotate(str(concurrency or "∞"), (x, y), textcoords="offset points", xytext=(6, -12))
+        axes.margins(0.1)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.margins(0.1)
         axes.set_xlabel(label)
         axes.set_ylabel("output tokens/s")
         axes.grid(alpha=0.3)
-    figure.text(0.01, 0.01, "numbers: concurrency", fontsize=8)
     figure.savefig(path)
 
 

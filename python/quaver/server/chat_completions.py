@@ -10,19 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quaver.server.answers import Json, respond
-from quaver.server.fields import fail, parse_json
+from quaver.server.fields import fail
 from quaver.server.generation import Event
 from quaver.server.logprobs import chat_entry
 from quaver.server.messages import template_messages, template_variables
 from quaver.server.parsers import Piece, ReasoningParser, ToolCallDelta, ToolParser
-from quaver.server.protocol import ChatRequest, parse_chat
+from quaver.server.protocol import ChatRequest
 from quaver.server.service import Service
 from quaver.server.text import Special
-from quaver.server.web import read_body
 
 
 async def create_chat_completion(service: Service, http_request: Request) -> Response:
-    request = parse_chat(parse_json(await read_body(http_request)), service.defaults)
+    request = await service.parse(ChatRequest, http_request)
     service.check_model(request.model)
     if request.tools and request.tool_choice != "none" and service.tool_parser is None:
         fail("tools", request.tools, "none, or a server with --tool-call-parser")

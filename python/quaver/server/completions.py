@@ -8,13 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quaver.server.answers import Json, respond
-from quaver.server.fields import parse_json
 from quaver.server.generation import Choice, Event
 from quaver.server.logprobs import CompletionLogprobs
-from quaver.server.protocol import CompletionRequest, parse_completion
+from quaver.server.protocol import CompletionRequest
 from quaver.server.service import Service
 from quaver.server.text import OutputText, Special
-from quaver.server.web import read_body
 
 Logprobs = dict[str, list[Any]]
 
@@ -22,8 +20,7 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 async def create_completion(service: Service, http_request: Request) -> Response:
-    body = parse_json(await read_body(http_request))
-    request = parse_completion(body, service.defaults)
+    request = await service.parse(CompletionRequest, http_request)
     service.check_model(request.model)
     prompts = [
         await service.encode_prompt(prompt, add_bos=request.add_special_tokens) if isinstance(prompt, str) else prompt
@@ -31,7 +28,7 @@ async def create_completion(service: Service, http_request: Request) -> Response
     ]
     max_tokens = request.max_tokens
     if max_tokens is None:
-        max_tokens = max(1, min(_DEFAULT_MAX_TOKENS, service.max_model_len - max(map(len, prompts))))
+        max_tokens = max(1, min(_DEFAULT_MAX_TOKENS, service.max_request_tokens - max(map(len, prompts))))
     generation = service.start(
         request,
         prompts,

@@ -132,7 +132,7 @@ class EnginePool:
             except ValueError as error:
                 raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from None
             except RuntimeError as error:
-                worker.fail(str(error))
+                worker.fail(worker.engine.failure() or str(error))
                 continue
             worker.live[request_id] = (subscription, index)
             subscription._add(index, worker, request_id)

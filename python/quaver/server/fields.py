@@ -38,11 +38,13 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def parse(kind: type[Parsed], body: Mapping[str, Any], defaults: Mapping[str, Any]) -> Parsed:
     """A request from its JSON object: null or a missing field is the default, unknown fields are ignored."""
-    values = dict(defaults)
+    values = {}
     for name, check in _checks(kind).items():
         if (value := body.get(name)) is not None:
             values[name] = check(name, value)
-        elif name not in values and name in _required(kind):
+        elif name in defaults:
+            values[name] = defaults[name]
+        elif name in _required(kind):
             fail(name, None, "a value, it is required")
     return kind(**values)
 
@@ -143,20 +145,25 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def _refuse_surrogates(what: str, path: str, text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError(f"{what} {show(text)}: expected Unicode without lone surrogates", path or None)
+
+
 def _check_tree(body: dict[str, Any], *, look_for_surrogates: bool) -> None:
     stack: list[tuple[str, int, Any]] = [("", 0, body)]
     while stack:
         path, depth, value = stack.pop()
         if isinstance(value, str):
-            if look_for_surrogates and any("\ud800" <= character <= "\udfff" for character in value):
-                raise RequestError(f"{path} {show(value)}: expected Unicode without lone surrogates", path)
+            if look_for_surrogates:
+                _refuse_surrogates(path, path, value)
             continue
         if depth > MAX_DEPTH:
             raise RequestError(f"body: expected JSON nested at most {MAX_DEPTH} deep")
         if isinstance(value, dict):
             for key, item in value.items():
-                if look_for_surrogates:
-                    stack.append((f"a key in {path or 'the body'}", depth + 1, key))
+                if look_for_surrogates:  # at once: paths are made of keys
+                    _refuse_surrogates(f"a key in {path or 'the body'}", path, key)
                 if isinstance(item, (str, list, dict)):
                     stack.append((f"{path}.{key}" if path else key, depth + 1, item))
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quaver.server.engines import Arrival, EnginePool, EngineRequest
+from quaver.server.errors import RequestError
 from quaver.server.metrics import Metrics
 from quaver.server.parsers import Piece
 from quaver.server.text import OutputText
@@ -56,7 +57,7 @@ class Generation:
     async def events(self) -> AsyncIterator[Event]:
         """One event a token, and one for an end without a token, until all choices have ended."""
         while self._running:
-            for arrival in await self._subscription.next():
+            for arrival in await self._next_arrivals():
                 event = self._event(arrival)
                 if event is not None:
                     yield event
@@ -77,6 +78,14 @@ class Generation:
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in prompts)},
         }
+
+    async def _next_arrivals(self) -> list[Arrival]:
+        try:
+            return await self._subscription.next()
+        except RequestError:
+            self._metrics.finished("error", self._running)
+            self._running = 0
+            raise
 
     def _event(self, arrival: Arrival) -> Event | None:
         choice, output = self.choices[arrival.index], arrival.output

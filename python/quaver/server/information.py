@@ -9,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from quaver import __version__
-from quaver.server.fields import fail, parse, parse_json
+from quaver.server.fields import fail
 from quaver.server.messages import template_messages, template_variables
 from quaver.server.protocol import DetokenizeRequest, TokenizeRequest
 from quaver.server.service import Service
 from quaver.server.text import OutputText, Special
-from quaver.server.web import read_body
 from quaver.tokenizer import token_text
 
 _PAGE = Path(__file__).parent / "page" / "index.html"
@@ -53,7 +52,7 @@ async def show_model(service: Service, request: Request) -> Response:
 
 
 async def tokenize(service: Service, http_request: Request) -> Response:
-    request = parse(TokenizeRequest, parse_json(await read_body(http_request)), {})
+    request = await service.parse(TokenizeRequest, http_request)
     service.check_model(request.model)
     if (request.prompt is None) == (not request.messages):
         fail("prompt", request.prompt, "either prompt or messages")
@@ -69,7 +68,7 @@ async def tokenize(service: Service, http_request: Request) -> Response:
 
 async def detokenize(service: Service, http_request: Request) -> Response:
     """Special tokens come out as their names, so that /tokenize gives the same ids again."""
-    request = parse(DetokenizeRequest, parse_json(await read_body(http_request)), {})
+    request = await service.parse(DetokenizeRequest, http_request)
     service.check_model(request.model)
     text = OutputText(service.tokenizer, special=Special.TEXT)
     pieces = [piece for token_id in request.tokens for piece in text.push(token_id)] + text.finish()

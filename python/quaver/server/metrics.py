@@ -44,9 +44,9 @@ class Metrics:
         def histogram(name: str, meaning: str) -> Histogram:
             return Histogram(f"quaver:{name}_seconds", meaning, buckets=_SECONDS, registry=self._registry)
 
-        self.ttft = histogram("time_to_first_token", "From the request to its first token")
+        self.ttft = histogram("time_to_first_token", "From queueing to the first token of a choice")
         self.itl = histogram("inter_token_latency", "Between two tokens of a choice")
-        self.e2e = histogram("e2e_request_latency", "From the request to the end of a choice")
+        self.e2e = histogram("e2e_request_latency", "From queueing to the end of a choice")
         self._finished = Counter("quaver:request_finished", "Choices that ended", ["reason"], registry=self._registry)
 
     def finished(self, reason: str, count: int = 1) -> None:

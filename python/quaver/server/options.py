@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from quaver.errors import BadInputError
 from quaver.server import parsers
 
+_NUM_CORES = len(os.sched_getaffinity(0))
 _CACHE_TYPES = {"auto": "fp8", "fp8": "fp8", "fp8_e4m3": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_server(parser.add_argument_group("server"))
+    _add_text(parser.add_argument_group("text"))
+    add_engine_arguments(parser)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `quaver bench offline` too."""
     _add_model(parser.add_argument_group("model"))
     _add_cache(parser.add_argument_group("KV cache"))
     _add_scheduling(parser.add_argument_group("scheduling and numerics"))
@@ -28,18 +36,22 @@ def _add_server(group: Any) -> None:
     add("--allowed-origins", nargs="+", default=[], metavar="URL", help="origins that browsers may call from (CORS)")
 
 
+def _add_text(group: Any) -> None:
+    add = group.add_argument
+    add("--served-model-name", nargs="+", metavar="NAME", help="names in the API (default: the folder's name)")
+    add("--chat-template", type=Path, metavar="FILE", help="Jinja template in place of the checkpoint's")
+    add("--reasoning-parser", choices=parsers.NAMES, help="split thoughts off into reasoning_content")
+    add("--tool-call-parser", choices=parsers.NAMES, help="accept tools and answer with tool_calls")
+
+
 def _add_model(group: Any) -> None:
     add = group.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or Gemma 4 model")
-    add("--served-model-name", nargs="+", metavar="NAME", help="names in the API (default: the folder's name)")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights of the true shapes")
     add("--hf-overrides", type=_json_object, default="{}", metavar="JSON", help="merged over config.json")
     add("--max-model-len", type=int, default=0, help="prompt and output together; 0: as the model says (default)")
     add("--tensor-parallel-size", type=int, default=1, help="only 1: a model runs on one device")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="engines in this process (default %(default)s)")
-    add("--chat-template", type=Path, metavar="FILE", help="Jinja template in place of the checkpoint's")
-    add("--reasoning-parser", choices=parsers.NAMES, help="split thoughts off into reasoning_content")
-    add("--tool-call-parser", choices=parsers.NAMES, help="accept tools and answer with tool_calls")
     add("--seed", type=int, help="of dummy weights (default 0) and of requests without a seed (default: random)")
 
 
@@ -50,7 +62,13 @@ def _add_cache(group: Any) -> None:
     add("--kv-scales", choices=("auto", "one"), default="auto", help="FP8 scales the checkpoint lacks: derived, or 1.0")
     add("--block-size", type=int, default=64, choices=(16, 32, 64, 128), help="tokens of a page (default %(default)s)")
     add("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="default %(default)s")
-    add("--kv-cache-memory-bytes", type=int, default=0, metavar="BYTES", help="size of the cache; 0: by utilization")
+    add(
+        "--kv-cache-memory-bytes",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="of each cache; 0: by utilization (default)",
+    )
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True, help="reuse equal prefixes")
 
 
@@ -66,6 +84,15 @@ def _add_scheduling(group: Any) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Raises BadInputError for values that argparse cannot judge."""
+    check_engine(options)
+    if not 0 <= options.port < 1 << 16:
+        _refuse("--port", options.port, "0 to 65535")
+    if "" in options.api_key:
+        _refuse("--api-key", "", "at least one character")
+
+
+def check_engine(options: argparse.Namespace) -> None:
+    """The same for what add_engine_arguments() has."""
     if options.tensor_parallel_size != 1:
         _refuse("--tensor-parallel-size", options.tensor_parallel_size, "1, a model runs on one device")
     if not options.enable_chunked_prefill:
@@ -74,27 +101,24 @@ def check(options: argparse.Namespace) -> None:
         _refuse("--kv-cache-dtype", options.kv_cache_dtype, f"one of {', '.join(_CACHE_TYPES)}")
     if not 0.0 < options.gpu_memory_utilization <= 1.0:
         _refuse("--gpu-memory-utilization", options.gpu_memory_utilization, "a share above 0, at most 1")
-    if not 0 <= options.port < 1 << 16:
-        _refuse("--port", options.port, "0 to 65535")
     if options.seed is not None and not 0 <= options.seed < 1 << 63:
         _refuse("--seed", options.seed, "0 to 2^63 - 1")
     for name, low in (("data_parallel_size", 1), ("max_num_seqs", 1), ("max_num_batched_tokens", 1),
                       ("max_model_len", 0), ("prefill_chunk_tokens", 0), ("kv_cache_memory_bytes", 0)):  # fmt: skip
         if (value := getattr(options, name)) < low:
             _refuse(f"--{name.replace('_', '-')}", value, f"{low} or more")
-    if "" in options.api_key:
-        _refuse("--api-key", "", "at least one character")
 
 
-def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Of Engine.load, except the directory."""
+def engine_arguments(options: argparse.Namespace, num_cores: int = _NUM_CORES) -> dict[str, Any]:
+    """Of each Engine.load, except the directory. Engines share the cores and the memory of this machine."""
+    num_engines = options.data_parallel_size
     return {
         "kv_cache_dtype": _CACHE_TYPES[options.kv_cache_dtype],
         "kv_cache_dtype_skip_layers": options.kv_cache_dtype_skip_layers,
         "block_size": options.block_size,
         "max_model_len": options.max_model_len,
         "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
-        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "gpu_memory_utilization": options.gpu_memory_utilization / num_engines,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "prefill_chunk_tokens": options.prefill_chunk_tokens,
@@ -103,6 +127,7 @@ def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "kv_scales": options.kv_scales,
         "attention_precision": options.attention_precision,
         "hf_overrides": options.hf_overrides,
+        "num_threads": max(1, num_cores // num_engines),
         "dummy_seed": (options.seed or 0) if options.load_format == "dummy" else None,
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from quaver.server.fields import (
     boolean,
@@ -14,12 +15,16 @@ from quaver.server.fields import (
     number,
     one_of,
     parse,
+    parse_json,
     refuse_unsupported,
     text,
     token_ids,
 )
 
+Parsed = TypeVar("Parsed")
+
 MAX_CHOICES = 128  # of one prompt
+MAX_CHOICES_IN_ALL = 1024
 MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS, MAX_STOP_LENGTH = 16, 1024
@@ -154,6 +159,11 @@ class CompletionRequest(GenerationRequest):
     logprobs: Annotated[int | None, integer(0, MAX_LOGPROBS)] = None
     add_special_tokens: Annotated[bool, boolean] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.prompt) * self.n > MAX_CHOICES_IN_ALL:
+            fail("n", self.n, f"at most {MAX_CHOICES_IN_ALL} choices of all {len(self.prompt)} prompts together")
+
     @property
     def num_logprobs(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
@@ -206,11 +216,8 @@ class DetokenizeRequest:
     model: Annotated[str | None, text] = None
 
 
-def parse_completion(body: dict[str, Any], defaults: dict[str, Any]) -> CompletionRequest:
-    refuse_unsupported(body, _UNSUPPORTED)
-    return parse(CompletionRequest, body, defaults)
-
-
-def parse_chat(body: dict[str, Any], defaults: dict[str, Any]) -> ChatRequest:
-    refuse_unsupported(body, _UNSUPPORTED)
-    return parse(ChatRequest, body, defaults)
+def parse_request(kind: type[Parsed], body: bytes, defaults: Mapping[str, Any]) -> Parsed:
+    """The request in a body; fields that it leaves out are as in `defaults`, else as declared."""
+    fields = parse_json(body)
+    refuse_unsupported(fields, _UNSUPPORTED)
+    return parse(kind, fields, defaults)

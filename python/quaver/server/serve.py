@@ -31,7 +31,7 @@ _LAST_BODIES_S = 5  # after draining, for requests whose bodies are still on the
 
 def run(options: Namespace) -> int:
     flags.check(options)
-    with _bound_socket(options.host, options.port) as listener:  # before the long load
+    with bound_socket(options.host, options.port) as listener:  # before the long load
         service = load_service(options)
         try:
             app = create_app(service, api_keys=options.api_key, allowed_origins=options.allowed_origins)
@@ -54,14 +54,19 @@ def load_service(options: Namespace) -> Service:
         tokenizer.load_whole()
         arguments = flags.engine_arguments(options)
         engines = [_quaver.Engine.load(options.model, **arguments) for _ in range(options.data_parallel_size)]
-    for note in engines[0].notes:
+    limit, most = engines[0].max_model_len, engines[0].max_request_tokens
+    small = (
+        [f"the KV cache holds requests of at most {most} tokens, not of max_model_len {limit}"] if most < limit else []
+    )
+    for note in [*engines[0].notes, *small]:
         print(f"note: {note}", file=sys.stderr)
     return Service(
         pool=EnginePool(engines),
         tokenizer=tokenizer,
         model_dir=options.model,
         model_names=options.served_model_name or [options.model.resolve().name],
-        max_model_len=engines[0].max_model_len,
+        max_model_len=limit,
+        max_request_tokens=most,
         template=template,
         defaults=sampling_defaults(options.model),
         reasoning_parser=reasoning,
@@ -92,6 +97,7 @@ class Server(uvicorn.Server):
         host, port = listener.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         names = ", ".join(self._service.model_names)
+        listener.listen(self.config.backlog)  # who reads the next line may connect at once
         print(f"serving {names} at http://{host}:{port}", file=sys.stderr, flush=True)
         await self.serve(sockets=[listener])
         drain.cancel()
@@ -114,11 +120,14 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket for Server; it does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it. Without it the body of an answer waits 40 ms for the client's delayed ACK of the head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
     except OSError as error:
         raise BadInputError(f"--host {host} --port {port}: expected a free address ({error.strerror})") from None

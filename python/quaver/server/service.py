@@ -12,16 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from starlette.requests import Request
+
 from quaver.chat import chat_template, encode_chat
 from quaver.errors import BadInputError
 from quaver.server.engines import EnginePool, EngineRequest
 from quaver.server.errors import RequestError, unavailable
-from quaver.server.fields import fail
+from quaver.server.fields import fail, parse
 from quaver.server.generation import Choice, Generation
 from quaver.server.metrics import Metrics
 from quaver.server.parsers import ReasoningParser, ToolParser
-from quaver.server.protocol import GenerationRequest
+from quaver.server.protocol import GenerationRequest, Parsed, parse_request
 from quaver.server.text import OutputText, Special
+from quaver.server.web import read_body
 from quaver.tokenizer import Tokenizer, read_json
 
 Result = TypeVar("Result")
@@ -40,6 +43,7 @@ class Service:
     model_dir: Path
     model_names: list[str]
     max_model_len: int
+    max_request_tokens: int  # less than max_model_len if the KV cache is small
     template: str | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     reasoning_parser: type[ReasoningParser] | None = None
@@ -51,13 +55,18 @@ class Service:
     def __post_init__(self) -> None:
         self.template = self.template or chat_template(self.tokenizer)
         self.metrics = Metrics(self.pool.stats)
-        # One thread: a Tokenizer is not for several, and long prompts must not stop the event loop.
+        # One thread: a Tokenizer is not for several, and long bodies and prompts must not stop the event loop.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._random = random.Random(secrets.randbits(64) if self.seed is None else self.seed)
 
     def close(self) -> None:
         self.pool.close()
         self._text_thread.shutdown()
+
+    async def parse(self, kind: type[Parsed], http_request: Request) -> Parsed:
+        """The checked request, one of protocol.py."""
+        body = await read_body(http_request)
+        return await self._off_loop(partial(parse_request, kind, body, self.defaults))
 
     def check_model(self, name: str | None) -> str:
         """The name that an answer carries."""
@@ -120,12 +129,12 @@ class Service:
         self.active -= 1
 
     def _max_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
-        room = self.max_model_len - prompt_tokens
+        limit = self.max_model_len if wanted is not None else self.max_request_tokens
         least = 1 if wanted is None else wanted
-        if least > room:
-            message = f"prompt of {prompt_tokens} tokens + max_tokens {least}: expected at most {self.max_model_len}"
+        if prompt_tokens + least > limit:
+            message = f"prompt of {prompt_tokens} tokens + max_tokens {least}: expected at most {limit}"
             raise RequestError(message, "max_tokens", code="context_length_exceeded")
-        return room if wanted is None else wanted
+        return limit - prompt_tokens if wanted is None else wanted
 
     async def _off_loop(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
@@ -133,5 +142,11 @@ class Service:
 
 def sampling_defaults(model_dir: Path) -> dict[str, Any]:
     """The model's own sampling settings, from generation_config.json."""
-    config = read_json(model_dir / "generation_config.json", default={})
-    return {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
+    path = model_dir / "generation_config.json"
+    config = read_json(path, default={})
+    settings = {name: config[name] for name in _SAMPLING_DEFAULTS if config.get(name) is not None}
+    try:
+        checked = parse(GenerationRequest, settings, {})
+    except RequestError as error:
+        raise BadInputError(f"{path}: {error.message}") from None
+    return {name: getattr(checked, name) for name in settings}

@@ -291,7 +291,12 @@ TEST(CpuRunner, RefusesOptionsThatCannotBe) {
   refused({}, {.max_model_len = 513}, "max_model_len 513: expected at most the model's max_position_embeddings 512");
   refused({}, {.max_num_seqs = 0}, "max_num_seqs 0");
   refused({.kv_cache_bytes = 100}, {}, "kv_cache_memory_bytes 100: expected at least");
+  refused({}, {.max_num_seqs = int64_t{1} << 40}, "max_num_seqs 1099511627776: expected 1 to 65536");
+  testing::expect_error(
+      [] { (void)testing::tiny_runner(testing::tiny_gemma3_config(), {.attention_precision = Precision::kSplit}); },
+      ErrorKind::kUnsupported, {"no kernel takes this problem", "head dim 32"});
   refused({.num_threads = -1}, {}, "num_threads -1");
+  refused({.num_threads = 1000000}, {}, "num_threads 1000000: expected 1 to");
 }
 
 }  // namespace

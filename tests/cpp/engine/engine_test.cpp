@@ -1,91 +1,222 @@
-// The engine's thread over a stub runner: answers, aborts, limits, failures.
+// The engine's thread over a stub runner: answers, limits, aborts, many callers.
 #include "quaver/engine.h"
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include <atomic>
+#include <thread>
 
-#include "testing/cache_plans.h"
-#include "testing/expect_error.h"
-#include "testing/random.h"
-#include "testing/stub_runner.h"
+#include "served.h"
 
 namespace quaver {
 namespace {
 
 using testing::expect_error;
-using testing::expected_tokens;
 using testing::plan_of;
+using testing::prompt_of;
+using testing::Served;
 using testing::StubRunner;
 
-constexpr int32_t kEos = 7;
-
-std::vector<int32_t> prompt_of(int64_t length, uint64_t seed = 1) {
-  testing::Random random(seed);
-  std::vector<int32_t> prompt(static_cast<size_t>(length));
-  for (int32_t& token : prompt) token = static_cast<int32_t>(random.below(testing::kStubVocab));
-  return prompt;
+// B42: 20 requests of all kinds together, each with the answer it gets alone; seeds are its own.
+TEST(Engine, AnswersAreThoseOfEachRequestAlone) {
+  for (const int latency_us : {0, 300}) {
+    Served served(
+        {.plan = plan_of({{}, {.window = 24}}), .num_pages = 60, .latency = std::chrono::microseconds(latency_us)},
+        {.max_num_seqs = 8, .max_num_batched_tokens = 64});
+    for (uint64_t id = 1; id <= 20; ++id) {
+      RequestParams params{.max_tokens = 30};
+      if (id % 2 == 0) params.sampling = {.temperature = 1.0, .seed = id % 6};
+      if (id % 5 == 0) params.prompt_logprobs = 0;
+      served.add(id, prompt_of(static_cast<int64_t>(id * 7 % 90 + 1), id % 4), params);
+    }
+    served.finish_all();
+    for (uint64_t id = 1; id <= 20; ++id) served.expect_right(id);
+    const EngineStats stats = served.engine.stats();
+    EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
+    EXPECT_EQ(stats.num_free_pages, 60);
+    EXPECT_GE(stats.generated_tokens_total, 20);
+  }
 }
 
-/// An engine, and what came out of it by request.
-struct Served {
-  struct Answer {
-    std::vector<int32_t> tokens;
-    std::optional<FinishReason> finish_reason;
-    std::string error;
-    std::vector<TokenLogprobs> prompt_logprobs;
-    int64_t cached_tokens = 0;
+// Step n+1 is launched while step n runs: here n is not done before that.
+TEST(Engine, TheNextStepIsLaunchedWhileOneRuns) {
+  std::atomic<int64_t> launched{0};
+  std::atomic<int64_t> late{0};
+  constexpr int64_t kSteps = 10;
+  {
+    Served served({.plan = plan_of({{}}),
+                   .num_pages = 10,
+                   .before_launch = [&](int64_t) { ++launched; },
+                   .before_execute =
+                       [&](int64_t step) {
+                         const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+                         while (step + 1 < kSteps && launched < step + 2) {
+                           if (std::chrono::steady_clock::now() > limit) {
+                             ++late;
+                             return;
+                           }
+                           std::this_thread::yield();
+                         }
+                       }});
+    served.add(1, prompt_of(5), {.max_tokens = kSteps, .ignore_eos = true});
+    served.finish_all();
+    served.expect_right(1);
+    EXPECT_EQ(late, 0);
+  }
+}
+
+// B37, B39: what can never run is refused at once, with its numbers.
+TEST(Engine, RefusesWhatCanNeverRun) {
+  Served served({.plan = plan_of({{}}), .num_pages = 32, .max_positions = 1000}, {.max_model_len = 256});
+  EXPECT_EQ(served.engine.max_model_len(), 256);
+  EXPECT_EQ(served.engine.max_request_tokens(), 256);
+  const auto refused = [&](int64_t prompt, int64_t max_tokens, std::initializer_list<std::string_view> parts) {
+    expect_error(
+        [&] { served.engine.add({.id = 1, .prompt = prompt_of(prompt), .params = {.max_tokens = max_tokens}}); },
+        ErrorKind::kInvalidArgument, parts);
   };
+  refused(0, 1, {"prompt of 0 tokens"});
+  refused(256, 1, {"prompt of 256 tokens", "max_tokens 1", "max_model_len 256"});
+  refused(257, 1, {"prompt of 257 tokens", "max_model_len 256"});
+  refused(257, 0, {"prompt of 257 tokens"});
+  refused(100, 200, {"prompt of 100 tokens", "max_tokens 200", "max_model_len 256"});
+  refused(10, int64_t{1} << 62, {"max_model_len 256"});
+  refused(10, -1, {"max_tokens -1"});
+  for (const int32_t id : {-1, 1000}) {
+    expect_error([&] { served.engine.add({.id = 1, .prompt = {1, id}}); }, ErrorKind::kInvalidArgument,
+                 {"prompt token id", "0 to 999"});
+  }
+  expect_error([&] { served.engine.add({.id = 1, .prompt = {1}, .params = {.sampling = {.top_p = 2}}}); },
+               ErrorKind::kInvalidArgument, {"top_p 2"});
+  uint64_t id = 0;
+  for (const auto& [prompt, max_tokens] :
+       std::vector<std::pair<int64_t, int64_t>>{{254, 1}, {255, 1}, {256, 0}, {100, 156}}) {
+    served.add(++id, prompt_of(prompt), {.max_tokens = max_tokens, .ignore_eos = true});
+  }
+  served.finish_all();
+  for (uint64_t i = 1; i <= id; ++i) served.expect_right(i);
+}
 
-  explicit Served(StubRunner::Options runner, const EngineOptions& options = {})
-      : engine(std::make_unique<StubRunner>(std::move(runner)), options, {kEos}) {}
+// B39: 12 pages of 16 tokens. The key of the last token is never stored, so 192 prompt tokens and one more fit.
+TEST(Engine, ASmallPool) {
+  Served served({.plan = plan_of({{}}), .num_pages = 12}, {.max_model_len = 1024});
+  EXPECT_EQ(served.engine.max_request_tokens(), 193);
+  uint64_t id = 0;
+  for (const int64_t prompt : {193, 250}) {
+    expect_error([&] { served.engine.add({.id = 1, .prompt = prompt_of(prompt), .params = {.max_tokens = 1}}); },
+                 ErrorKind::kInvalidArgument, {"prompt of", "max_tokens 1", "cache pages", "12"});
+  }
+  expect_error([&] { served.engine.add({.id = 1, .prompt = prompt_of(191), .params = {.max_tokens = 3}}); },
+               ErrorKind::kInvalidArgument, {"prompt of 191", "max_tokens 3"});
+  for (const int64_t prompt : {191, 192, 150, 150}) {
+    ++id;
+    served.add(id, prompt_of(prompt, id), {.max_tokens = 1});
+  }
+  served.finish_all();
+  for (uint64_t i = 1; i <= id; ++i) served.expect_right(i);
+}
 
-  /// Takes outputs until every request of `ids` has ended.
-  void finish(const std::vector<uint64_t>& ids) {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    const auto open = [&] { return std::ranges::any_of(ids, [&](uint64_t id) { return !answers[id].finish_reason; }); };
-    while (open()) {
-      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-      take(0.1);
+// B42: a live id is refused; the first of the two is not disturbed. After its end the id is free again.
+TEST(Engine, DuplicateIds) {
+  Served served({.plan = plan_of({{}}), .num_pages = 20, .latency = std::chrono::microseconds(500)});
+  served.add(5, prompt_of(9), {.max_tokens = 20, .ignore_eos = true});
+  expect_error([&] { served.engine.add({.id = 5, .prompt = {1}}); }, ErrorKind::kInvalidArgument, {"request id 5"});
+  served.finish_all();
+  served.expect_right(5);
+  served.add(5, prompt_of(9, 2), {.max_tokens = 3});
+  served.finish_all();
+  served.expect_right(5);
+}
+
+// B35: 10 rounds of requests ended from outside at any time. Pages are free within two steps, and what comes after is
+// right.
+TEST(Engine, AbortsFreePagesWithinTwoSteps) {
+  Served served({.plan = plan_of({{}, {.window = 30}}), .num_pages = 80, .latency = std::chrono::microseconds(200)},
+                {.max_num_seqs = 6, .prefill_chunk_tokens = 20});
+  testing::Random random(3);
+  uint64_t id = 0;
+  for (int round = 0; round < 10; ++round) {
+    std::vector<uint64_t> ids;
+    for (int i = 0; i < 10; ++i) {
+      ids.push_back(++id);
+      served.add(id, prompt_of(1 + random.below(300), id), {.max_tokens = 300, .ignore_eos = true});
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(random.below(6000)));
+    served.take(0);
+    const int64_t steps = served.engine.stats().steps_total;
+    for (const uint64_t each : ids) {
+      served.engine.abort(each);
+      served.engine.abort(each);
+    }
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    int64_t calm_steps = 0;
+    while (served.engine.stats().num_free_pages < 80) {
+      ASSERT_LT(std::chrono::steady_clock::now(), limit);
+      calm_steps = served.engine.stats().steps_total;
+    }
+    // Steps while the 10 aborts were on their way count too; one or two are scheduled after the last.
+    EXPECT_LE(calm_steps - steps, 10 + 2);
+    served.finish_all();
+    for (const uint64_t each : ids) EXPECT_EQ(served.answers[each].finish_reason, FinishReason::kAbort);
+    EXPECT_EQ(served.engine.stats().num_running + served.engine.stats().num_waiting, 0);
+  }
+  served.engine.abort(12345);
+  served.add(++id, prompt_of(50), {.max_tokens = 20});
+  served.finish_all();
+  served.expect_right(id);
+}
+
+// Many callers at once; the destructor ends what is left.
+TEST(Engine, CallersOnManyThreads) {
+  Served served({.plan = plan_of({{}}), .num_pages = 100}, {.max_num_seqs = 16});
+  std::vector<std::thread> callers;
+  for (uint64_t caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (uint64_t i = 0; i < 25; ++i) {
+        const uint64_t id = 100 * caller + i;
+        served.engine.add({.id = id, .prompt = prompt_of(20, id), .params = {.max_tokens = 10, .ignore_eos = true}});
+        if (i % 5 == 4) served.engine.abort(id);
+        (void)served.engine.stats();
+        (void)served.engine.failure();
+      }
+    });
+  }
+  int ended = 0;
+  int whole = 0;
+  while (ended < 100) {
+    for (const Output& output : served.engine.wait(10)) {
+      ended += output.finish_reason ? 1 : 0;
+      whole += output.finish_reason == FinishReason::kLength ? 1 : 0;
     }
   }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_GE(whole, 80);
+  served.add(1000, prompt_of(20), {.max_tokens = 1000, .ignore_eos = true});
+}
 
-  void take(double timeout_s) {
-    for (Output& output : engine.wait(timeout_s)) {
-      Answer& answer = answers[output.request_id];
-      ASSERT_FALSE(answer.finish_reason) << "output after the last one of request " << output.request_id;
-      if (output.token) answer.tokens.push_back(*output.token);
-      std::ranges::move(output.prompt_logprobs, std::back_inserter(answer.prompt_logprobs));
-      answer.finish_reason = output.finish_reason;
-      answer.error = output.error;
-      answer.cached_tokens = output.cached_tokens;
-    }
-  }
+TEST(Engine, WaitTakesAsLongAsItMay) {
+  Served served({.plan = plan_of({{}}), .num_pages = 4});
+  EXPECT_TRUE(served.engine.wait(0).empty());
+  EXPECT_TRUE(served.engine.wait(-1).empty());
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(served.engine.wait(0.05).empty());
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(50));
+}
 
-  std::map<uint64_t, Answer> answers;
-  Engine engine;
-};
+TEST(Engine, RefusesOptionsThatCannotWork) {
+  const auto make = [](const EngineOptions& options) {
+    return Served({.plan = plan_of({{}}), .num_pages = 4, .max_positions = 512}, options);
+  };
+  expect_error([&] { make({.max_model_len = 513}); }, ErrorKind::kInvalidArgument,
+               {"max_model_len 513", "max_position_embeddings 512"});
+  expect_error([&] { make({.max_num_seqs = 0}); }, ErrorKind::kInvalidArgument, {"max_num_seqs 0"});
+}
 
-TEST(Engine, AnswersAreThoseOfEachRequestAlone) {
-  Served served({.plan = plan_of({{}, {.window = 24}}), .num_pages = 200}, {.max_num_batched_tokens = 64});
-  std::vector<uint64_t> ids;
-  std::map<uint64_t, std::vector<int32_t>> expected;
-  for (uint64_t id = 1; id <= 20; ++id) {
-    Request request{.id = id, .prompt = prompt_of(static_cast<int64_t>(id * 7 % 90 + 1), id)};
-    request.params = {.sampling = {.temperature = id % 2 == 0 ? 1.0 : 0.0, .seed = id}, .max_tokens = 30};
-    expected[id] = expected_tokens(request.prompt, request.params, {kEos});
-    ids.push_back(id);
-    served.engine.add(std::move(request));
-  }
-  served.finish(ids);
-  for (const uint64_t id : ids) {
-    EXPECT_EQ(served.answers[id].tokens, expected[id]) << id;
-    const bool stopped = expected[id].back() == kEos;
-    EXPECT_EQ(served.answers[id].finish_reason, stopped ? FinishReason::kStop : FinishReason::kLength);
-  }
-  const EngineStats stats = served.engine.stats();
-  EXPECT_EQ(stats.num_running + stats.num_waiting, 0);
-  EXPECT_EQ(stats.num_free_pages, 200);
+TEST(Engine, FinishReasonNames) {
+  EXPECT_EQ(finish_reason_name(FinishReason::kStop), "stop");
+  EXPECT_EQ(finish_reason_name(FinishReason::kLength), "length");
+  EXPECT_EQ(finish_reason_name(FinishReason::kAbort), "abort");
+  EXPECT_EQ(finish_reason_name(FinishReason::kError), "error");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The whole engine over real models (tiny, random): in batch-invariant mode what a request gets depends on the request
 // alone, bit for bit.
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string>
@@ -21,6 +22,7 @@ struct Answer {
   std::vector<float> logprobs;         // of the tokens and the best three of each step
   std::vector<float> prompt_logprobs;  // likewise
   std::optional<FinishReason> finish_reason;
+  int64_t cached_tokens = 0;
 };
 
 void take_logprobs(const TokenLogprobs& from, std::vector<float>& to) {
@@ -45,6 +47,7 @@ std::map<uint64_t, Answer> serve(Engine& engine, const std::vector<Request>& req
       if (output.logprobs) take_logprobs(*output.logprobs, answer.logprobs);
       for (const TokenLogprobs& each : output.prompt_logprobs) take_logprobs(each, answer.prompt_logprobs);
       answer.finish_reason = output.finish_reason;
+      answer.cached_tokens = std::max(answer.cached_tokens, output.cached_tokens);
       EXPECT_EQ(output.error, "");
       if (output.finish_reason) ++num_ended;
     }
@@ -146,6 +149,29 @@ TEST_P(BatchInvariance, AnswersAreThoseOfTheRequestAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Models, BatchInvariance, ::testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
+
+// B41: around page boundaries a prompt sent again finds its whole pages, but for one token that is left to compute, and
+// gets the same bits; another salt finds nothing; prompt log-probabilities are complete on a hit.
+TEST(ServingModel, PrefixHitsChangeNothing) {
+  const EngineOptions options{.batch_invariant = true};
+  Engine engine(testing::tiny_runner(testing::tiny_gemma3_config(), {}, options), options, {1, 5});
+  for (const size_t length : {15U, 16U, 17U, 32U, 33U}) {
+    Request request{.id = 1, .prompt = random_tokens(length, 50 + static_cast<unsigned>(length)), .cache_salt = "A"};
+    request.params.max_tokens = 4;
+    request.params.ignore_eos = true;
+    request.params.logprobs = 3;
+    const Answer cold = serve(engine, {request})[1];
+    EXPECT_EQ(cold.cached_tokens, 0);
+    const Answer hit = serve(engine, {request})[1];
+    EXPECT_EQ(hit.cached_tokens, static_cast<int64_t>((length - 1) / 16 * 16)) << length;
+    EXPECT_EQ(hit.tokens, cold.tokens) << length;
+    EXPECT_EQ(hit.logprobs, cold.logprobs) << length;
+    request.cache_salt = "B";
+    request.params.prompt_logprobs = 0;
+    EXPECT_EQ(serve(engine, {request})[1].cached_tokens, 0) << length;
+    EXPECT_EQ(serve(engine, {request})[1].prompt_logprobs.size(), length - 1);
+  }
+}
 
 // B40's own numbers: 40 pages of 16, eight greedy requests of 64 + 128 tokens.
 TEST(ServingModel, PreemptedTextsAreWhole) {

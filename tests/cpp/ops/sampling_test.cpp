@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -161,6 +162,34 @@ TEST(Sampling, TopPOfAFlatVocabulary) {
   for (const int32_t id : drawn) EXPECT_GT((static_cast<size_t>(id) * 2663) % kVocab, kVocab / 2 - 20);
   EXPECT_GT(drawn.size(), 490U);
   EXPECT_LT(drawn.size(), 520U);
+}
+
+// top-p where weights span many orders of magnitude, against a sort in double: nothing outside the nucleus is drawn,
+// and its rare last members are.
+TEST(Sampling, TopPOfASpreadVocabulary) {
+  constexpr size_t kVocab = 3003;
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal(0.0F, 2.0F);
+  std::vector<std::pair<double, int32_t>> weights;
+  std::vector<float> logits(kVocab);
+  for (size_t i = 0; i < kVocab; ++i) {
+    logits[i] = normal(random);
+    weights.emplace_back(std::exp(logits[i] / 1.5), static_cast<int32_t>(i));
+  }
+  std::sort(weights.rbegin(), weights.rend());
+  double total = 0;
+  for (const auto& [weight, id] : weights) total += weight;
+  std::set<int32_t> nucleus;
+  double sum = 0;
+  for (size_t i = 0; sum < 0.7 * total; ++i) {
+    sum += weights[i].first;
+    nucleus.insert(weights[i].second);
+  }
+  std::set<int32_t> drawn;
+  for (int position = 0; position < 20000; ++position) {
+    drawn.insert(sample({.temperature = 1.5, .top_p = 0.7, .seed = 21}, logits, position));
+  }
+  EXPECT_EQ(drawn, nucleus);
 }
 
 // B42: the draw depends on seed and position, and on nothing else.

@@ -90,11 +90,11 @@ class StubModel {
       owner = {.start = start, .texts = {}};
       for (const int32_t token : start.tokens) owner.append(token);
     }
-    const std::vector<int32_t> row_slots = check_shapes(step);
+    check_shapes(step);
     // A model writes the keys of all rows of a layer before it reads any.
     std::set<std::pair<size_t, int64_t>> written;
-    for (int64_t row = 0; row < step.batch.num_sequences(); ++row) write_keys(step, row_slots, row, written);
-    for (int64_t row = 0; row < step.batch.num_sequences(); ++row) read_keys(step, row_slots, row);
+    for (int64_t row = 0; row < step.batch.num_sequences(); ++row) write_keys(step, row, written);
+    for (int64_t row = 0; row < step.batch.num_sequences(); ++row) read_keys(step, row);
     return sample(step);
   }
 
@@ -116,8 +116,7 @@ class StubModel {
     std::copy_n(memory_.begin() + copy.from * size, size, memory_.begin() + copy.to * size);
   }
 
-  /// The slot of every row of the batch, found through its token's position and content.
-  std::vector<int32_t> check_shapes(const Step& step) {
+  void check_shapes(const Step& step) const {
     const Batch& batch = step.batch;
     const int64_t rows = batch.num_sequences();
     const int64_t tokens = batch.num_tokens();
@@ -131,48 +130,39 @@ class StubModel {
       require(std::ssize(group.block_table) >= rows * group.max_pages, "block table");
     }
     require(std::is_sorted(batch.logit_rows.begin(), batch.logit_rows.end()), "logit rows not ascending");
-    std::map<int32_t, int32_t> slot_of_token;
-    for (const Step::Feedback& feedback : step.feedback) slot_of_token[feedback.row] = feedback.slot;
-    std::vector<int32_t> slots;
-    for (int64_t row = 0; row < rows; ++row) {
-      const int32_t first = batch.query_start[static_cast<size_t>(row)];
-      const int32_t end = batch.query_start[static_cast<size_t>(row) + 1];
-      require(first < end, "row ", row, " has no tokens");
-      require(batch.positions[static_cast<size_t>(end) - 1] + 1 == batch.seq_lens[static_cast<size_t>(row)], "row ",
-              row, " ends at another length than it says");
-      const auto fed = slot_of_token.find(first);
-      slots.push_back(fed != slot_of_token.end() ? fed->second : owner_by_text(batch, first, end));
-      if (fed == slot_of_token.end()) continue;
-      const Owner& owner = owners_.at(fed->second);
-      require(end - first == 1 && batch.token_ids[static_cast<size_t>(first)] == -1, "feedback row ", first);
-      require(std::ssize(owner.texts) == batch.positions[static_cast<size_t>(first)] + 1, "feedback at position ",
-              batch.positions[static_cast<size_t>(first)], " of ", owner.texts.size());
-    }
-    return slots;
+    require(std::ssize(step.row_slots) == rows, "row slots ", step.row_slots.size());
+    std::map<int32_t, int32_t> fed;  // token → slot
+    for (const Step::Feedback& feedback : step.feedback) fed[feedback.row] = feedback.slot;
+    for (size_t row = 0; row < step.row_slots.size(); ++row) check_row(batch, row, step.row_slots[row], fed);
+    require(fed.empty(), "feedback for rows that are not there");
   }
 
-  /// A row without feedback brings its tokens; they must be those of the only slot that it can belong to.
-  int32_t owner_by_text(const Batch& batch, int32_t first, int32_t end) const {
-    for (const auto& [slot, owner] : owners_) {
-      bool equal = true;
-      for (int32_t i = first; i < end && equal; ++i) {
-        const auto position = static_cast<size_t>(batch.positions[static_cast<size_t>(i)]);
-        require(batch.positions[static_cast<size_t>(i)] == batch.positions[static_cast<size_t>(first)] + i - first,
-                "position of token ", i);
-        equal = position < owner.texts.size() &&
-                extend(position == 0 ? 0 : owner.texts[position - 1], batch.token_ids[static_cast<size_t>(i)]) ==
-                    owner.texts[position];
+  /// A row continues its slot's text with that text's own tokens.
+  void check_row(const Batch& batch, size_t row, int32_t slot, std::map<int32_t, int32_t>& fed) const {
+    const Owner& owner = owners_.at(slot);
+    const int32_t first = batch.query_start[row];
+    const int32_t end = batch.query_start[row + 1];
+    require(first < end, "row ", row, " has no tokens");
+    require(batch.seq_lens[row] <= std::ssize(owner.texts), "row ", row, " of length ", batch.seq_lens[row]);
+    for (int32_t i = first; i < end; ++i) {
+      const auto position = static_cast<size_t>(batch.positions[static_cast<size_t>(i)]);
+      require(std::ssize(owner.texts) > batch.positions[static_cast<size_t>(i)] &&
+                  batch.positions[static_cast<size_t>(i)] == batch.seq_lens[row] - (end - i),
+              "position ", position, " of token ", i);
+      const int32_t token = batch.token_ids[static_cast<size_t>(i)];
+      if (const auto feedback = fed.find(i); feedback != fed.end()) {
+        require(feedback->second == slot && token == -1 && position + 1 == owner.texts.size(), "feedback to row ", i);
+        fed.erase(feedback);
+      } else {
+        require(extend(position == 0 ? 0 : owner.texts[position - 1], token) == owner.texts[position], "token ", token,
+                " at position ", position, " of slot ", slot);
       }
-      if (equal) return slot;
     }
-    require(false, "tokens from row ", first, " on are nobody's");
-    return -1;
   }
 
-  void write_keys(const Step& step, const std::vector<int32_t>& row_slots, int64_t row,
-                  std::set<std::pair<size_t, int64_t>>& written) {
+  void write_keys(const Step& step, int64_t row, std::set<std::pair<size_t, int64_t>>& written) {
     const Batch& batch = step.batch;
-    const Owner& owner = owners_.at(row_slots[static_cast<size_t>(row)]);
+    const Owner& owner = owners_.at(step.row_slots[static_cast<size_t>(row)]);
     for (auto i = static_cast<size_t>(batch.query_start[static_cast<size_t>(row)]);
          i < static_cast<size_t>(batch.query_start[static_cast<size_t>(row) + 1]); ++i) {
       for (size_t g = 0; g < plan_.groups.size(); ++g) {
@@ -184,9 +174,9 @@ class StubModel {
     }
   }
 
-  void read_keys(const Step& step, const std::vector<int32_t>& row_slots, int64_t row) {
+  void read_keys(const Step& step, int64_t row) {
     const Batch& batch = step.batch;
-    const Owner& owner = owners_.at(row_slots[static_cast<size_t>(row)]);
+    const Owner& owner = owners_.at(step.row_slots[static_cast<size_t>(row)]);
     const int64_t length = batch.seq_lens[static_cast<size_t>(row)];
     const int64_t first_query = batch.positions[static_cast<size_t>(batch.query_start[static_cast<size_t>(row)])];
     for (size_t g = 0; g < plan_.groups.size(); ++g) {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaver.server.gemma4_parsers import CALL, CALL_END, CHANNEL, CHANNEL_END, QUOTE, ReasoningParser, ToolParser
@@ -170,7 +170,7 @@ _KEY = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 _VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEY, inner, max_size=4),
-    max_leaves=12,
+    max_leaves=8,
 )
 
 
@@ -188,6 +188,7 @@ def written(value: Any) -> str:
             return "null" if value is None else str(value)
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(_KEY, _VALUE, max_size=5), st.integers(1, 5))
 def test_what_the_template_writes_is_read_back(arguments: dict[str, Any], width: int) -> None:
     pieces = pieces_of(f"{CALL}call:f{written(arguments)}{CALL_END}")

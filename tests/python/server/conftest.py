@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +19,8 @@ from fake_engine import FakeEngine
 from quaver.chat import GEMMA3_TEMPLATE
 from quaver.server.app import create_app
 from quaver.server.engines import EnginePool
+from quaver.server.options import add_arguments
+from quaver.server.serve import bound_socket, load_service
 from quaver.server.service import Service
 from quaver.tokenizer import Tokenizer
 
@@ -28,7 +30,7 @@ Serve = Callable[..., httpx2.Client]
 @contextmanager
 def running(service: Service, **app_options: Any) -> Iterator[str]:
     """The URL of a server that runs in a thread."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bound_socket("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(service, **app_options), lifespan="off", log_level="critical"))
 
     async def main() -> None:
@@ -64,6 +66,7 @@ def client_of(
         tokenizer=tokenizer,
         model_dir=model_dir,
         max_model_len=engines[0].max_model_len,
+        max_request_tokens=engines[0].max_request_tokens,
         **{"model_names": ["tiny"], "template": GEMMA3_TEMPLATE, **options},
     )
     with (
@@ -80,8 +83,11 @@ def serve(tiny_dir: Path) -> Iterator[Serve]:
         yield lambda *engines, **options: stack.enter_context(client_of(*engines, model_dir=tiny_dir, **options))
 
 
-@pytest.fixture(scope="session")
-def tiny_tokenizer(tiny_dir: Path) -> Tokenizer:
-    tokenizer = Tokenizer(tiny_dir)
-    tokenizer.load_whole()
-    return tokenizer
+@contextmanager
+def real_client(model_dir: Path, *flags: object) -> Iterator[httpx2.Client]:
+    """A client of what `quaver serve --model MODEL_DIR FLAGS…` serves, in this process."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    options = parser.parse_args(["--model", str(model_dir), "--served-model-name", "tiny", *map(str, flags)])
+    with running(load_service(options)) as url, httpx2.Client(base_url=url, timeout=60) as client:
+        yield client

@@ -54,7 +54,7 @@ class FakeEngine:
         step_s: float = 0.0,
         num_pages: int = 8,
     ) -> None:
-        self.max_model_len, self.notes = max_model_len, ["a note of the engine"]
+        self.max_model_len, self.max_request_tokens = max_model_len, max_model_len
         self.requests: list[tuple[list[int], dict[str, Any]]] = []  # everything that add() accepted
         self.aborted: list[int] = []
         self.script = script
@@ -68,7 +68,7 @@ class FakeEngine:
     def add(self, request_id: int, prompt: list[int], **params: Any) -> None:
         with self._news:
             if self._failure:
-                raise RuntimeError(self._failure)
+                raise RuntimeError(f"engine failed: {self._failure}")
             bad = next((token for token in prompt if token >= self._vocab_size), None)
             if bad is not None:
                 raise ValueError(f"prompt {bad}: expected token ids below {self._vocab_size}")

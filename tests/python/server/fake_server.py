@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from fake_engine import FakeEngine
 
 from quaver.server.app import create_app
 from quaver.server.engines import EnginePool
-from quaver.server.serve import Server
+from quaver.server.serve import Server, bound_socket
 from quaver.server.service import Service
 from quaver.tokenizer import Tokenizer
 
@@ -19,8 +18,13 @@ if __name__ == "__main__":
     model_dir, step_s = Path(sys.argv[1]), float(sys.argv[2])
     pool = EnginePool([FakeEngine(lambda *_: [5] * 1000, step_s=step_s)])
     service = Service(
-        pool=pool, tokenizer=Tokenizer(model_dir), model_dir=model_dir, model_names=["tiny"], max_model_len=256
+        pool=pool,
+        tokenizer=Tokenizer(model_dir),
+        model_dir=model_dir,
+        model_names=["tiny"],
+        max_model_len=256,
+        max_request_tokens=256,
     )
     server = Server(service, create_app(service))
-    asyncio.run(server.serve_until_drained(socket.create_server(("127.0.0.1", 0))))
+    asyncio.run(server.serve_until_drained(bound_socket("127.0.0.1", 0)))
     service.close()

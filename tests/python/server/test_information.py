@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +83,18 @@ def test_metrics(client: httpx2.Client) -> None:
     assert 0 < change["quaver:time_to_first_token_seconds_sum"] < change["quaver:e2e_request_latency_seconds_sum"]
     assert after["quaver:engine_up 0"] == 1 and after["quaver:kv_pages 0"] == 8
     assert after["quaver:num_requests_running 0"] == after["quaver:kv_cache_usage 0"] == 0
+
+
+def test_no_answer_waits_for_an_acknowledgement(client: httpx2.Client) -> None:
+    """40 ms, if the kernel holds small packets back."""
+    client.get("/health")
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        client.get("/health")
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(20)) < 0.03
 
 
 def test_request_ids(client: httpx2.Client) -> None:

@@ -62,7 +62,8 @@ def test_closed_requests_that_wait_in_the_queue(serve: Serve) -> None:
     engine = talkative(step_s=0.02, num_pages=1)
     client = serve(engine)
     with client.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as running:
-        next(events(running))
+        received = events(running)  # an iterator that is dropped closes its connection, sooner or later
+        next(received)
         for _ in range(2):
             with pytest.raises(httpx2.ReadTimeout):
                 client.post(COMPLETIONS, json=ENDLESS, timeout=0.1)
@@ -142,7 +143,9 @@ def test_engine_failure(serve: Serve) -> None:
         "engines": [{"engine": 0, "status": "failed", "reason": "out of memory"}, {"engine": 1, "status": "ok"}],
     }
     assert client.post(COMPLETIONS, json={**ENDLESS, "max_tokens": 2}).status_code == 200
-    assert 'quaver:engine_up{engine="0"} 0.0' in client.get("/metrics").text
+    metrics = client.get("/metrics").text
+    assert 'quaver:engine_up{engine="0"} 0.0' in metrics
+    assert 'quaver:request_finished_total{reason="error"} 2.0' in metrics
 
     engines[1].break_down("a CUDA error")
     refused = client.post(COMPLETIONS, json=ENDLESS)

@@ -122,6 +122,7 @@ def test_fields_of_both(client: httpx2.Client, fields: dict[str, Any], name: str
     ({"prompt": [""]}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": ["a", 5]}, "prompt[1]"),
     ({"prompt": [1, "a"]}, "prompt[0]"), ({"prompt": [True]}, "prompt[0]"), ({"prompt": [[1, -1]]}, "prompt[0]"),
     ({"prompt": [1.5]}, "prompt[0]"), ({"prompt": [1 << 40]}, "prompt[0]"), ({"prompt": ["a"] * 1025}, "prompt"),
+    ({"prompt": ["a"] * 9, "n": 120}, "n"),
     ({"prompt": [5, 300]}, "prompt"), ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "logprobs": 1e6}, "logprobs"), ({"prompt": "a", "logprobs": True}, "logprobs"),
     ({"prompt": "a", "echo": "yes"}, "echo"),

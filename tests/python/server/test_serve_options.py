@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 from quaver.errors import BadInputError
 from quaver.server.options import add_arguments, check, engine_arguments
+from quaver.server.serve import load_service
+from quaver.server.service import sampling_defaults
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -25,11 +28,12 @@ def parse(*arguments: str) -> argparse.Namespace:
 def test_defaults() -> None:
     options = parse()
     assert (options.host, options.port, options.model) == ("127.0.0.1", 8000, Path("dir"))
-    assert engine_arguments(options) == {
+    assert engine_arguments(options, num_cores=8) == {
         "kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": [], "block_size": 64, "max_model_len": 0,
         "kv_cache_memory_bytes": 0, "gpu_memory_utilization": 0.9, "max_num_seqs": 256, "max_num_batched_tokens": 2048,
         "prefill_chunk_tokens": 0, "prefix_caching": True, "batch_invariant": False, "kv_scales": "auto",
         "attention_precision": "auto", "hf_overrides": "{}", "dummy_seed": None,
+        "num_threads": 8,
     }  # fmt: skip
 
 
@@ -43,10 +47,11 @@ def test_defaults() -> None:
     ('--hf-overrides {"a":1}', "hf_overrides", '{"a":1}'), ("--prefill-chunk-tokens 8", "prefill_chunk_tokens", 8),
     ("--kv-cache-memory-bytes 1000", "kv_cache_memory_bytes", 1000), ("--kv-scales one", "kv_scales", "one"),
     ("--tensor-parallel-size 1", "block_size", 64), ("--max-num-batched-tokens 5", "max_num_batched_tokens", 5),
-    ("--gpu-memory-utilization 0.5", "gpu_memory_utilization", 0.5),
+    ("--gpu-memory-utilization 0.5", "gpu_memory_utilization", 0.5), ("--data-parallel-size 3", "num_threads", 2),
+    ("--data-parallel-size 9", "num_threads", 1), ("--data-parallel-size 2", "gpu_memory_utilization", 0.45),
 ])  # fmt: skip
 def test_flags_reach_the_engine(arguments: str, name: str, value: object) -> None:
-    assert engine_arguments(parse(*arguments.split()))[name] == value
+    assert engine_arguments(parse(*arguments.split()), num_cores=8)[name] == value
 
 
 @pytest.mark.parametrize("arguments", [
@@ -79,12 +84,25 @@ def test_one_line_for_what_is_wrong(tiny_dir: Path, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         for arguments, message in (
             (["--model", tiny_dir, "--port", port], f"--port {port}: expected a free address"),
-            (["--model", tiny_dir, "--host", "host.invalid"], "--host host.invalid"),
             (["--model", tmp_path / "none", "--port", 0], str(tmp_path / "none")),
-            (["--model", tiny_dir, "--port", 0, "--chat-template", tmp_path / "none"], "--chat-template"),
-            (["--model", tiny_dir, "--tensor-parallel-size", 2], "--tensor-parallel-size 2: expected 1"),
             (["--model", tiny_dir, "--pipeline-parallel-size", 2], "--pipeline-parallel-size"),
         ):
             result = serve(*arguments)
             assert result.returncode == 2, result.stderr
             assert result.stderr.count("\n") == 1 and message in result.stderr, result.stderr
+
+
+def test_sampling_defaults(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path) == {}
+    config = {"temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": None, "max_new_tokens": 5, "do_sample": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert sampling_defaults(tmp_path) == {"temperature": 1.0, "top_k": 64, "top_p": 0.95}
+    (tmp_path / "generation_config.json").write_text('{"top_p": "much"}')
+    with pytest.raises(BadInputError, match=r'generation_config.json: top_p "much": expected a number'):
+        sampling_defaults(tmp_path)
+
+
+def test_a_chat_template_that_is_missing(tiny_dir: Path, tmp_path: Path) -> None:
+    options = parse("--model", str(tiny_dir), "--chat-template", str(tmp_path / "none"))
+    with pytest.raises(BadInputError, match="none: expected a text file"):
+        load_service(options)
