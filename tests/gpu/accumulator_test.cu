@@ -39,14 +39,14 @@ __global__ void __launch_bounds__(128) run_chains(const Chain* chains, float* re
   float d[32];
 #pragma unroll
   for (float& x : d) x = chain.c;
-  ptx::wgmma_fence();
   for (int k = 0; k < chain.depth; k += 32) {
     const auto offset = static_cast<uint32_t>(k / 16 * 128);
+    ptx::wgmma_fence();
     ptx::wgmma(d, ptx::matrix_descriptor(ptx::shared_address(a) + offset, 128, 8 * kMaxDepth),
                ptx::matrix_descriptor(ptx::shared_address(b) + offset, 128, 8 * kMaxDepth), true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
   }
-  ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
   bool same = true;  // all elements are the same sum
 #pragma unroll
   for (const float x : d) same = same && __float_as_uint(x) == __float_as_uint(d[0]);
