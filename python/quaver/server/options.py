@@ -16,9 +16,9 @@ _CACHE_TYPES = {"auto": "fp8", "fp8": "fp8", "fp8_e4m3": "fp8", "bf16": "bf16", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
     _add_server(parser.add_argument_group("server"))
     _add_text(parser.add_argument_group("text"))
-    add_engine_arguments(parser)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +49,8 @@ def _add_model(group: Any) -> None:
     add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or Gemma 4 model")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights of the true shapes")
     add("--hf-overrides", type=_json_object, default="{}", metavar="JSON", help="merged over config.json")
-    add("--max-model-len", type=int, default=0, help="prompt and output together; 0: as the model says (default)")
-    add("--tensor-parallel-size", type=int, default=1, help="only 1: a model runs on one device")
+    add("--max-model-len", type=int, default=0, metavar="N", help="prompt and output; 0: as the model says (default)")
+    add("--tensor-parallel-size", type=int, default=1, metavar="N", help="only 1: a model runs on one device")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="engines in this process (default %(default)s)")
     add("--seed", type=int, help="of dummy weights (default 0) and of requests without a seed (default: random)")
 
@@ -61,7 +61,7 @@ def _add_cache(group: Any) -> None:
     add("--kv-cache-dtype-skip-layers", nargs="+", type=int, default=[], metavar="LAYER", help="layers kept in BF16")
     add("--kv-scales", choices=("auto", "one"), default="auto", help="FP8 scales the checkpoint lacks: derived, or 1.0")
     add("--block-size", type=int, default=64, choices=(16, 32, 64, 128), help="tokens of a page (default %(default)s)")
-    add("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="default %(default)s")
+    add("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="of memory (default %(default)s)")
     add(
         "--kv-cache-memory-bytes",
         type=int,
@@ -74,10 +74,10 @@ def _add_cache(group: Any) -> None:
 
 def _add_scheduling(group: Any) -> None:
     add = group.add_argument
-    add("--max-num-seqs", type=int, default=256, help="requests that run at once (default %(default)s)")
-    add("--max-num-batched-tokens", type=int, default=2048, help="prompt tokens of a step (default %(default)s)")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="requests that run at once (default %(default)s)")
+    add("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="prompt tokens a step (%(default)s)")
     add("--enable-chunked-prefill", action=argparse.BooleanOptionalAction, default=True, help="cannot be turned off")
-    add("--prefill-chunk-tokens", type=int, default=0, help="of one prompt in a step; 0: no limit of its own (default)")
+    add("--prefill-chunk-tokens", type=int, default=0, metavar="N", help="of one prompt a step; 0: no limit (default)")
     add("--attention-precision", choices=("auto", "single", "split", "full"), default="auto")
     add("--batch-invariant", action="store_true", help="a request's tokens do not depend on its batch-mates")
 

@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 MAX_BODY_BYTES = 32 << 20
 _MAX_DROPPED_BYTES = 1 << 30
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _OPEN_PATHS = frozenset({"/", "/health", "/metrics", "/version"})
 
 
@@ -90,8 +91,7 @@ class EventStream(Response):
 
 
 def _event(content: dict[str, Any]) -> Message:
-    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+    return {"type": "http.response.body", "body": f"data: {_to_json(content)}\n\n".encode(), "more_body": True}
 
 
 async def unless_disconnected(receive: Receive, work: Awaitable[Result]) -> Result:
