@@ -31,9 +31,8 @@ TEST_P(DecodeEmulation, AgreesBeforeRounding) {
     std::vector<int32_t> query_lens, kv_lens;
     int group = 1;
   };
-  const Rows shapes[] = {{{1, 3, 2, 1}, {700, 129, 4500, 64}, 2},  // a row once among the 8 of its warp …
-                         {{1, 1, 1}, {700, 129, 1100}, 4},         // … twice …
-                         {{1, 1, 1}, {700, 129, 1100}, 2}};        // … and four times
+  const Rows shapes[] = {
+      {{1, 3, 2, 1}, {700, 129, 4500, 64}, 2}, {{1, 1, 1}, {700, 129, 1100}, 4}, {{1, 1, 1}, {700, 129, 1100}, 2}};
   for (const Rows& rows : shapes) {
     for (const bool batch_invariant : {false, true}) {
       SCOPED_TRACE(concat(rows.query_lens.size(), " sequences, group ", rows.group,

@@ -4,7 +4,8 @@
 //   schedule (once a step)  work list: every CTA of this persistent grid gets an even share of all KV tiles
 //   producer warp           load.cuh: items of the share -> queue; K and V tiles -> ring, by bulk copies
 //   consumer warpgroups     query.cuh: Q as hi + lo/16; mainloop.cuh: S, softmax, P V; epilogue.cuh: O, LSE or a part
-//   combine                 last part's CTA, or combine/ as a second kernel where rows * head_dim is large
+//   finisher warps          epilogue.cuh: count parts of cut items and add up the complete ones, off the consumers'
+//   path combine                 last part's CTA, or combine/ as a second kernel where rows * head_dim is large
 //
 // README.md beside this file has the cycle budget and what was measured.
 #pragma once
@@ -45,7 +46,8 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedState<Traits>
   const int row_index = warp_row + lane / 4;
   RingPosition<Traits::kRingSlots> tile_slot;
   RingPosition<kItemSlots> item_slot;
-  while (true) {
+  while (
+      true) {  // the wait is inside: the compiler then computes the loop's invariants ahead of it (0.6 us at kv 1,024)
     ptx::mbarrier_wait(ptx::shared_address(&shared.item_full[item_slot.slot]), item_slot.parity);
     const WorkItem& item = shared.items[item_slot.slot];
     if (item.rows < 0) return;
