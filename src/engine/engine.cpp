@@ -270,7 +270,7 @@ void Engine::Impl::finish_oldest() {
     scheduler_.fail_step(reason_of(error), step_outputs_);
     return;
   }
-  scheduler_.update(result, step_outputs_);
+  scheduler_.update(std::move(result), step_outputs_);
 }
 
 void Engine::Impl::publish() {

@@ -99,8 +99,8 @@ std::span<const float> Generator::step(SequencePages& sequence, std::span<const 
   for (const PageCopy& copy : manager_.append(sequence, static_cast<int64_t>(tokens.size()))) {
     cache_.copy_page(copy.from, copy.to);
   }
-  const SequenceStep step{.pages = &sequence, .tokens = tokens, .logit_rows = logit_rows};
-  batch_builder_.build(manager_, {&step, 1}, batch_);
+  batch_builder_.begin(manager_, batch_);
+  batch_builder_.add(manager_, {.pages = sequence, .tokens = tokens, .logit_rows = logit_rows}, batch_);
   return model_.forward(batch_, cache_, observer_);
 }
 

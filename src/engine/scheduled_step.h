@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/live_request.h"
@@ -13,7 +15,7 @@ namespace quaver {
 class ScheduledStep {
  public:
   struct Row {
-    RequestPtr request;
+    LiveRequest* request = nullptr;
     int32_t slot = 0;
     bool samples = false;  ///< one of Step::samples, in order
     bool last = false;     ///< nothing of the request runs after this
@@ -21,17 +23,19 @@ class ScheduledStep {
   };
 
   /// Starts over; memory is kept.
-  void clear();
+  void begin(const KvManager& manager);
   /// `request` takes over its slot.
   void start_slot(const LiveRequest& request);
   void copy_pages(const std::vector<PageCopy>& copies);
-  /// The last `count` of the tokens that `request` has pages for run in this step. Decides what is asked of the
+  /// The last `count` of the tokens that the request has pages for run in this step. Decides what is asked of the
   /// logits, and notes it in the request.
-  void add_row(RequestPtr request, int64_t count);
-  /// After the last row: makes the batch.
-  void build(const KvManager& manager);
+  void add_row(const KvManager& manager, LiveRequest& r, int64_t count);
+  /// Its result is in: lets go of requests.
+  void clear();
   /// Its result is for nobody. The step itself may be in flight and stays.
   void drop_rows() { rows_.clear(); }
+  /// Rows of this step and of earlier ones name a request that ended: it lives until this step is done.
+  void keep(std::unique_ptr<LiveRequest> ended) { ended_.push_back(std::move(ended)); }
 
   [[nodiscard]] const Step& step() const noexcept { return step_; }
   [[nodiscard]] const std::vector<Row>& rows() const noexcept { return rows_; }
@@ -39,11 +43,9 @@ class ScheduledStep {
  private:
   Step step_;
   std::vector<Row> rows_;
+  std::vector<std::unique_ptr<LiveRequest>> ended_;
   BatchBuilder builder_;
-  std::vector<SequenceStep> parts_;      // by row
-  std::vector<int32_t> logit_rows_;      // of all rows, relative to each
-  std::vector<size_t> first_logit_row_;  // by row, in logit_rows_
-  int32_t num_tokens_ = 0;
+  std::vector<int32_t> logit_rows_;  // of one row, while it is added
 };
 
 }  // namespace quaver

@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <string>
 #include <utility>
@@ -26,11 +27,12 @@ Scheduler::Scheduler(SchedulerLimits limits)
 }
 
 void Scheduler::add(Request request) {
-  auto live = std::make_shared<LiveRequest>(std::move(request), eos_token_ids_);
+  auto live = std::make_unique<LiveRequest>(std::move(request), eos_token_ids_);
   live->arrival = ++last_arrival_;
-  const auto [entry, added] = live_.emplace(live->id, live);
-  check(added, "request id ", live->id, ": expected one that is not live");
-  waiting_.push_back(std::move(live));
+  LiveRequest* const r = live.get();
+  const bool added = live_.try_emplace(r->id, std::move(live)).second;
+  check(added, "request id ", r->id, ": expected one that is not live");
+  waiting_.push_back(r);
 }
 
 // ---- building a step ----
@@ -39,7 +41,7 @@ const Step* Scheduler::schedule() {
   check_as(ErrorKind::kInternal, num_in_flight_ < Runner::kMaxInFlight, "steps in flight ", num_in_flight_,
            ": expected fewer than ", Runner::kMaxInFlight);
   ScheduledStep& step = steps_[static_cast<size_t>((oldest_ + num_in_flight_) % Runner::kMaxInFlight)];
-  step.clear();
+  step.begin(manager_);
   chunks_.clear();
   prefill_budget_ = options_.max_num_batched_tokens;
   preempted_ = false;
@@ -48,14 +50,13 @@ const Step* Scheduler::schedule() {
   // What a preemption freed belongs to those that run: admitting in the same step could take it right back.
   if (!preempted_) schedule_waiting(step);
 
-  for (const RequestPtr& request : decoding_) step.add_row(request, 1);
-  for (const Chunk& chunk : chunks_) step.add_row(chunk.request, chunk.count);
+  for (LiveRequest* const request : decoding_) step.add_row(manager_, *request, 1);
+  for (const Chunk& chunk : chunks_) step.add_row(manager_, *chunk.request, chunk.count);
   if (step.rows().empty()) {
     check_as(ErrorKind::kInternal, num_in_flight_ > 0 || live_.empty(), "requests ", live_.size(),
              " with nothing to run: expected progress in every step");
     return nullptr;
   }
-  step.build(manager_);
   ++num_in_flight_;
   ++totals_.steps_total;
   settle(step);
@@ -66,39 +67,37 @@ const Step* Scheduler::schedule() {
 /// oldest always gets on and every request ends.
 void Scheduler::schedule_running(ScheduledStep& step) {
   for (size_t i = 0; i < running_.size(); ++i) {
-    const RequestPtr request = running_[i];
+    LiveRequest& r = *running_[i];
     int64_t count = 1;
-    if (request->stage == Stage::kPrefill) {
-      count = std::min({request->prefill_end - request->pages.num_tokens, max_chunk(options_), prefill_budget_});
+    if (r.stage == Stage::kPrefill) {
+      count = std::min({r.prefill_end - r.pages.num_tokens, max_chunk(options_), prefill_budget_});
       if (count == 0) continue;
     }
-    while (request->is_running() && !manager_.can_append(request->pages, count)) preempt(running_.back());
-    if (!request->is_running()) return;
-    advance(request, count, step);
+    while (r.is_running() && !manager_.can_append(r.pages, count)) preempt(*running_.back());
+    if (!r.is_running()) return;
+    advance(r, count, step);
   }
 }
 
 void Scheduler::schedule_waiting(ScheduledStep& step) {
   while (!waiting_.empty() && !free_slots_.empty() && prefill_budget_ > 0) {
-    const RequestPtr request = waiting_.front();
+    LiveRequest& r = *waiting_.front();
     // Preempted while a token of it was in flight: that one comes first.
-    if (request->num_in_flight > 0 || !admit(request)) return;
+    if (r.num_in_flight > 0 || !admit(r)) return;
     waiting_.pop_front();
-    running_.push_back(request);
-    step.start_slot(*request);
-    advance(request, std::min({request->prefill_end - request->pages.num_tokens, max_chunk(options_), prefill_budget_}),
-            step);
+    running_.push_back(&r);
+    step.start_slot(r);
+    advance(r, std::min({r.prefill_end - r.pages.num_tokens, max_chunk(options_), prefill_budget_}), step);
   }
 }
 
 /// Gives a waiting request its slot, and the pages of a cached prefix, if all that it has to compute fits beside what
 /// those that run have still to compute: two half-admitted prompts would wait for each other's pages.
-bool Scheduler::admit(const RequestPtr& request) {
-  LiveRequest& r = *request;
+bool Scheduler::admit(LiveRequest& r) {
   int64_t reserved = 0;
   int64_t full_groups = 0;
   for (const CacheGroup& group : manager_.plan().groups) full_groups += group.window == 0 ? 1 : 0;
-  for (const RequestPtr& other : running_) {
+  for (const LiveRequest* const other : running_) {
     // Decoding requests grow by a page of every full group within a page's time; without room for that, newcomers
     // would be preempted soon.
     reserved += pages_still_needed(*other) + full_groups;
@@ -140,8 +139,7 @@ int64_t Scheduler::pages_still_needed(const LiveRequest& request) const {
 }
 
 /// Makes room for the next `count` tokens of a running request.
-void Scheduler::advance(const RequestPtr& request, int64_t count, ScheduledStep& step) {
-  LiveRequest& r = *request;
+void Scheduler::advance(LiveRequest& r, int64_t count, ScheduledStep& step) {
   step.copy_pages(manager_.append(r.pages, count));
   // Offered before it is computed: whoever finds these pages runs in this step or later, and a layer writes the keys of
   // all rows before it reads any. Waiting for the result would lose what sliding windows release meanwhile.
@@ -153,27 +151,31 @@ void Scheduler::advance(const RequestPtr& request, int64_t count, ScheduledStep&
   }
   if (r.stage != Stage::kPrefill) return;
   prefill_budget_ -= count;
-  chunks_.push_back({.request = request, .count = count});
+  chunks_.push_back({.request = &r, .count = count});
 }
 
 /// Where the requests of a step that was just built go from here.
 void Scheduler::settle(const ScheduledStep& step) {
   for (const ScheduledStep::Row& row : step.rows()) {
     LiveRequest& r = *row.request;
-    if (r.all_scheduled()) {
+    if (row.last) {
       give_up_resources(r);
       r.stage = Stage::kDraining;
       ++num_draining_;
-      std::erase(running_, row.request);
+      std::erase(running_, &r);
     } else if (r.stage == Stage::kPrefill && r.pages.num_tokens == r.prefill_end) {
       r.stage = Stage::kDecode;
       r.decode_row = decoding_.size();
-      decoding_.push_back(row.request);
+      decoding_.push_back(&r);
     }
   }
 }
 
 // ---- results ----
+
+ScheduledStep& Scheduler::newest() {
+  return steps_[static_cast<size_t>((oldest_ + num_in_flight_ - 1) % Runner::kMaxInFlight)];
+}
 
 void Scheduler::pop_oldest() {
   oldest().clear();
@@ -181,7 +183,7 @@ void Scheduler::pop_oldest() {
   --num_in_flight_;
 }
 
-void Scheduler::update(const StepResult& result, std::vector<Output>& outputs) {
+void Scheduler::update(StepResult&& result, std::vector<Output>& outputs) {
   check_as(ErrorKind::kInternal, num_in_flight_ > 0, "results: expected none without a step in flight");
   const ScheduledStep& step = oldest();
   const Step& asked = step.step();
@@ -197,7 +199,7 @@ void Scheduler::update(const StepResult& result, std::vector<Output>& outputs) {
     if (row == step.rows().end() || row->request->stage == Stage::kEnded) continue;
     // Its pages may hold what is not a number, and a prefix of it may be in the index.
     manager_.forget_prefixes();
-    end(row->request, FinishReason::kError, {.error = failure.reason}, outputs);
+    end(*row->request, FinishReason::kError, output_of(*row->request, outputs)).error = failure.reason;
   }
   size_t sample = 0;
   size_t prompt_logprob = 0;
@@ -210,36 +212,29 @@ void Scheduler::update(const StepResult& result, std::vector<Output>& outputs) {
   pop_oldest();
 }
 
-void Scheduler::consume(const ScheduledStep::Row& row, const StepResult& result, size_t sample, size_t prompt_logprob,
+void Scheduler::consume(const ScheduledStep::Row& row, StepResult& result, size_t sample, size_t prompt_logprob,
                         std::vector<Output>& outputs) {
+  if (!row.samples && row.num_prompt_logprobs == 0 && !row.last) return;  // a chunk in the middle of a prompt
   LiveRequest& r = *row.request;
-  Output output;
+  Output& output = output_of(r, outputs);
   if (row.num_prompt_logprobs > 0) {
     const auto first = result.prompt_logprobs.begin() + static_cast<int64_t>(prompt_logprob);
-    output.prompt_logprobs.assign(first, first + row.num_prompt_logprobs);
+    output.prompt_logprobs.assign(std::move_iterator(first), std::move_iterator(first + row.num_prompt_logprobs));
     r.num_logprobs_seen += row.num_prompt_logprobs;
   }
-  bool finished = row.last;
-  FinishReason reason = FinishReason::kLength;
   if (row.samples) {
     const int32_t token = result.tokens[sample];
     --r.num_in_flight;
     r.tokens.push_back(token);
     ++totals_.generated_tokens_total;
     output.token = token;
-    output.logprobs = result.logprobs[sample];
+    output.logprobs = std::move(result.logprobs[sample]);
     if (std::ranges::find(r.stop_ids, token) != r.stop_ids.end()) {
-      finished = true;
-      reason = FinishReason::kStop;
+      end(r, FinishReason::kStop, output);
+      return;
     }
   }
-  if (finished) {
-    end(row.request, reason, std::move(output), outputs);
-  } else if (output.token || !output.prompt_logprobs.empty()) {
-    output.request_id = r.id;
-    output.cached_tokens = r.cached_tokens;
-    outputs.push_back(std::move(output));
-  }
+  if (row.last) end(r, FinishReason::kLength, output);
 }
 
 void Scheduler::fail_step(std::string_view reason, std::vector<Output>& outputs) {
@@ -248,14 +243,14 @@ void Scheduler::fail_step(std::string_view reason, std::vector<Output>& outputs)
   totals_.failed_steps_total += wanted ? 1 : 0;
   for (const ScheduledStep::Row& row : oldest().rows()) {
     if (row.request->stage != Stage::kEnded) {
-      end(row.request, FinishReason::kError, {.error = std::string(reason)}, outputs);
+      end(*row.request, FinishReason::kError, output_of(*row.request, outputs)).error = reason;
     }
   }
   pop_oldest();
   if (!wanted) return;
   // Pages may not hold what the index says, and the step in flight may have read them.
   manager_.forget_prefixes();
-  while (!running_.empty()) preempt(running_.back());
+  while (!running_.empty()) preempt(*running_.back());
   if (num_in_flight_ > 0) start_over(oldest());
 }
 
@@ -267,66 +262,72 @@ void Scheduler::start_over(ScheduledStep& later) {
     if (r.stage == Stage::kDraining) {
       r.stage = Stage::kWaiting;
       --num_draining_;
-      waiting_.push_front(row.request);
+      waiting_.push_front(&r);
     }
     r.num_in_flight = 0;
     r.num_logprobs_asked = r.num_logprobs_seen;
   }
-  std::ranges::sort(waiting_, {}, [](const RequestPtr& request) { return request->arrival; });
+  std::ranges::sort(waiting_, {}, &LiveRequest::arrival);
   later.drop_rows();
 }
 
 void Scheduler::fail_all(std::string_view reason, std::vector<Output>& outputs) {
-  while (!live_.empty()) end(live_.begin()->second, FinishReason::kError, {.error = std::string(reason)}, outputs);
+  while (!live_.empty()) {
+    LiveRequest& r = *live_.begin()->second;
+    end(r, FinishReason::kError, output_of(r, outputs)).error = reason;
+  }
 }
 
 // ---- giving up and ending ----
 
 void Scheduler::abort(uint64_t id, std::vector<Output>& outputs) {
   const auto entry = live_.find(id);
-  if (entry != live_.end()) end(entry->second, FinishReason::kAbort, {}, outputs);
+  if (entry == live_.end()) return;
+  LiveRequest& r = *entry->second;
+  end(r, FinishReason::kAbort, output_of(r, outputs));
 }
 
-void Scheduler::preempt(const RequestPtr& request) {
-  // `request` may be an element of running_. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
-  const RequestPtr kept = request;
-  give_up_resources(*kept);
-  kept->stage = Stage::kWaiting;
-  std::erase(running_, kept);
-  waiting_.push_front(kept);
+void Scheduler::preempt(LiveRequest& r) {
+  give_up_resources(r);
+  r.stage = Stage::kWaiting;
+  std::erase(running_, &r);
+  waiting_.push_front(&r);
   preempted_ = true;
   ++totals_.preemptions_total;
 }
 
-void Scheduler::give_up_resources(LiveRequest& request) {
-  if (request.stage == Stage::kDecode) stop_decoding(request);
-  manager_.release(request.pages);
-  free_slots_.push_back(std::exchange(request.slot, -1));
+void Scheduler::give_up_resources(LiveRequest& r) {
+  if (r.stage == Stage::kDecode) stop_decoding(r);
+  manager_.release(r.pages);
+  free_slots_.push_back(std::exchange(r.slot, -1));
 }
 
-void Scheduler::stop_decoding(const LiveRequest& request) {
-  const RequestPtr last = decoding_.back();
-  decoding_[request.decode_row] = last;
-  last->decode_row = request.decode_row;
+void Scheduler::stop_decoding(const LiveRequest& r) {
+  LiveRequest* const last = decoding_.back();
+  decoding_[r.decode_row] = last;
+  last->decode_row = r.decode_row;
   decoding_.pop_back();
 }
 
-void Scheduler::end(const RequestPtr& request, FinishReason reason, Output output, std::vector<Output>& outputs) {
-  // `request` may be an element of live_ or running_. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
-  const RequestPtr kept = request;
-  LiveRequest& r = *kept;
+Output& Scheduler::output_of(const LiveRequest& request, std::vector<Output>& outputs) {
+  Output& output = outputs.emplace_back();
+  output.request_id = request.id;
+  output.cached_tokens = request.cached_tokens;
+  return output;
+}
+
+Output& Scheduler::end(LiveRequest& r, FinishReason reason, Output& last_output) {
   if (r.is_running()) {
     give_up_resources(r);
-    std::erase(running_, kept);
+    std::erase(running_, &r);
   }
-  if (r.stage == Stage::kWaiting) std::erase(waiting_, kept);
+  if (r.stage == Stage::kWaiting) std::erase(waiting_, &r);
   if (r.stage == Stage::kDraining) --num_draining_;
   r.stage = Stage::kEnded;
-  live_.erase(r.id);
-  output.request_id = r.id;
-  output.cached_tokens = r.cached_tokens;
-  output.finish_reason = reason;
-  outputs.push_back(std::move(output));
+  auto entry = live_.extract(r.id);
+  if (num_in_flight_ > 0) newest().keep(std::move(entry.mapped()));
+  last_output.finish_reason = reason;
+  return last_output;
 }
 
 EngineStats Scheduler::stats() const {

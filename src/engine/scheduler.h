@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -46,7 +47,7 @@ class Scheduler {
   /// It stays valid until its update() or fail_step(). At most Runner::kMaxInFlight may be in flight.
   [[nodiscard]] const Step* schedule();
   /// The result of the oldest step in flight.
-  void update(const StepResult& result, std::vector<Output>& outputs);
+  void update(StepResult&& result, std::vector<Output>& outputs);
   /// The oldest step in flight failed: its requests end with kError. What was scheduled behind it starts over.
   void fail_step(std::string_view reason, std::vector<Output>& outputs);
   /// Ends every request with kError.
@@ -61,31 +62,33 @@ class Scheduler {
 
  private:
   [[nodiscard]] ScheduledStep& oldest() { return steps_[static_cast<size_t>(oldest_)]; }
+  [[nodiscard]] ScheduledStep& newest();
   void pop_oldest();
 
   // schedule()
   void schedule_running(ScheduledStep& step);
   void schedule_waiting(ScheduledStep& step);
-  bool admit(const RequestPtr& request);
+  bool admit(LiveRequest& r);
   [[nodiscard]] int64_t pages_still_needed(const LiveRequest& request) const;
-  void advance(const RequestPtr& request, int64_t count, ScheduledStep& step);
+  void advance(LiveRequest& r, int64_t count, ScheduledStep& step);
   void settle(const ScheduledStep& step);
 
-  void consume(const ScheduledStep::Row& row, const StepResult& result, size_t sample, size_t prompt_logprob,
+  void consume(const ScheduledStep::Row& row, StepResult& result, size_t sample, size_t prompt_logprob,
                std::vector<Output>& outputs);
-  void preempt(const RequestPtr& request);
+  void preempt(LiveRequest& r);
   void start_over(ScheduledStep& later);
-  void give_up_resources(LiveRequest& request);
-  void stop_decoding(const LiveRequest& request);
-  void end(const RequestPtr& request, FinishReason reason, Output output, std::vector<Output>& outputs);
+  void give_up_resources(LiveRequest& r);
+  void stop_decoding(const LiveRequest& r);
+  [[nodiscard]] static Output& output_of(const LiveRequest& request, std::vector<Output>& outputs);
+  Output& end(LiveRequest& r, FinishReason reason, Output& last_output);
 
   EngineOptions options_;
   std::vector<int32_t> eos_token_ids_;
   KvManager manager_;
-  std::unordered_map<uint64_t, RequestPtr> live_;
-  std::deque<RequestPtr> waiting_;    // by arrival; all arrived later than those that run
-  std::vector<RequestPtr> running_;   // by arrival
-  std::vector<RequestPtr> decoding_;  // of them; a request keeps its place while it can, see BatchBuilder
+  std::unordered_map<uint64_t, std::unique_ptr<LiveRequest>> live_;
+  std::deque<LiveRequest*> waiting_;    // by arrival; all arrived later than those that run
+  std::vector<LiveRequest*> running_;   // by arrival
+  std::vector<LiveRequest*> decoding_;  // of them; a request keeps its place while it can, see BatchBuilder
   std::vector<int32_t> free_slots_;
 
   std::array<ScheduledStep, Runner::kMaxInFlight> steps_;
@@ -94,7 +97,7 @@ class Scheduler {
 
   // Of the step under construction.
   struct Chunk {
-    RequestPtr request;
+    LiveRequest* request = nullptr;
     int64_t count = 0;
   };
   std::vector<Chunk> chunks_;

@@ -19,18 +19,17 @@ namespace quaver {
 /// The pages of one sequence. Owned through a KvManager: hand it back with release(). Move-only, since every table
 /// entry is a counted reference; KvManager::fork() copies.
 struct SequencePages {
+  // What every decode step looks at comes first: a thousand sequences then fit a core's cache.
+  int64_t num_tokens = 0;        ///< tokens that have a slot
+  int64_t unchanged_until = -1;  ///< append() up to so many tokens leaves the tables alone
+  uint64_t version = 0;          ///< a value never used before whenever a table changes
+  uint64_t serial = 0;           ///< no two sequences ever share one; 0: no tokens yet
+  int64_t num_committed = 0;     ///< leading tokens in the prefix index
+
   std::vector<std::vector<int32_t>> tables;  ///< [group][token / page size]; -1: released, left of the window
-  int64_t num_tokens = 0;                    ///< tokens that have a slot
-
-  // For readers that keep copies of tables (BatchBuilder): what changed since they looked.
-  std::vector<int64_t> num_released;  ///< [group]: leading entries of the table that are -1
-  uint64_t serial = 0;                ///< no two sequences ever share one; 0: no tokens yet
-  uint64_t version = 0;               ///< a value never used before whenever a table changes
-  int64_t unchanged_until = -1;       ///< append() up to so many tokens leaves the tables alone
-
-  std::string salt;             ///< sequences share prefixes only under equal salts
-  int64_t num_committed = 0;    ///< leading tokens in the prefix index
-  PrefixIndex::Link committed;  ///< the block that ends at num_committed
+  std::vector<int64_t> num_released;         ///< [group]: leading entries of the table that are -1
+  std::string salt;                          ///< sequences share prefixes only under equal salts
+  PrefixIndex::Link committed;               ///< the block that ends at num_committed
 
   SequencePages() = default;
   SequencePages(SequencePages&&) = default;

@@ -13,39 +13,40 @@ namespace quaver {
 
 /// One sequence's share of a step.
 struct SequenceStep {
-  const SequencePages* pages = nullptr;   ///< after KvManager::append() made room for `tokens`
+  const SequencePages& pages;             ///< after KvManager::append() made room for `tokens`
   std::span<const int32_t> tokens{};      ///< the last tokens of the sequence, at least one
   std::span<const int32_t> logit_rows{};  ///< indices into `tokens`, ascending
 };
 
+/// One builder serves one batch: `batch` is the same in every call.
 class BatchBuilder {
  public:
-  /// Makes `batch`, the same one in every call, say `steps` in their order. A sequence costs least where it was in the
-  /// batch before. Throws Error(kInvalidArgument) for a step without tokens or a logit row outside them.
-  void build(const KvManager& manager, std::span<const SequenceStep> steps, Batch& batch);
+  /// Starts a step without sequences.
+  void begin(const KvManager& manager, Batch& batch);
+  /// Adds a sequence as the next row. It costs least where it was in the batch before. Throws Error(kInvalidArgument)
+  /// for a step without tokens or a logit row outside them.
+  void add(const KvManager& manager, const SequenceStep& step, Batch& batch);
 
  private:
   /// What a row of the tables holds.
   struct Row {
-    uint64_t serial = 0;  // of the sequence
     uint64_t version = 0;
+    uint64_t serial = 0;  // of the sequence
   };
-  /// A row in one group.
+  /// A row in one group: entries outside [first, end) are -1.
   struct Part {
-    int64_t first = 0;  // entries outside [first, end) are -1
+    int64_t first = 0;
     int64_t end = 0;
-    int64_t slot_of_token_0 = 0;  // if the last page went on to the left: slot of token t on it = this + t
   };
 
-  void fill_tokens(std::span<const SequenceStep> steps, Batch& batch);
-  void make_room(std::span<const SequenceStep> steps, size_t group_index, Batch::Group& group);
+  void add_row(Batch& batch);
   void update_row(const KvManager& manager, const SequencePages& pages, size_t row, Batch& batch);
-  void fill_slots(const KvManager& manager, std::span<const SequenceStep> steps, Batch& batch) const;
-  [[nodiscard]] Part& part(size_t row, size_t group) { return parts_[row * num_groups_ + group]; }
+  void widen(size_t group_index, int64_t num_pages, Batch::Group& group) const;
 
   size_t num_groups_ = 0;
   std::vector<Row> rows_;
-  std::vector<Part> parts_;  // [row][group]
+  std::vector<Part> parts_;            // [row][group]
+  std::vector<int64_t> slot_offsets_;  // [row][group]: slot of a token on the last page - its position
 };
 
 }  // namespace quaver

@@ -2,6 +2,7 @@
 #include "quaver/engine.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <atomic>
 #include <thread>
@@ -192,6 +193,26 @@ TEST(Engine, CallersOnManyThreads) {
   for (std::thread& caller : callers) caller.join();
   EXPECT_GE(whole, 80);
   served.add(1000, prompt_of(20), {.max_tokens = 1000, .ignore_eos = true});
+}
+
+// Memory does not grow with the number of requests served: 6 rounds of requests, some aborted, after 2 to warm up.
+TEST(Engine, MemoryStaysFlat) {
+  Served served({.plan = plan_of({{}, {.window = 20}}), .num_pages = 60}, {.max_num_seqs = 8});
+  const auto in_use = [] { return static_cast<int64_t>(mallinfo2().uordblks); };
+  int64_t before = 0;
+  uint64_t id = 0;
+  for (int round = 0; round < 8; ++round) {
+    if (round == 2) before = in_use();
+    for (int i = 0; i < 100; ++i) {
+      ++id;
+      served.add(id, prompt_of(1 + static_cast<int64_t>(id * 31 % 120), id), {.max_tokens = 10});
+      if (i % 7 == 0) served.engine.abort(id);
+    }
+    served.finish_all();
+    served.answers.clear();
+    served.requests.clear();
+  }
+  EXPECT_LT(in_use() - before, 50000) << "600 requests of about 60 tokens";
 }
 
 TEST(Engine, WaitTakesAsLongAsItMay) {

@@ -107,7 +107,7 @@ class Serving {
     std::vector<Output> outputs;
     StepResult result = model_.execute(oldest);
     if (spoil) spoil(oldest, result);
-    scheduler.update(result, outputs);
+    scheduler.update(std::move(result), outputs);
     take(outputs);
   }
   void fail_oldest(const std::string& reason) {

@@ -31,12 +31,11 @@ struct Stepper {
                           const LayerObserver& observer = {}) {
     std::vector<std::vector<int32_t>> rows;
     for (const auto& list : tokens) rows.push_back({static_cast<int32_t>(list.size()) - 1});
-    std::vector<SequenceStep> steps;
+    builder.begin(manager, batch);
     for (size_t i = 0; i < sequences.size(); ++i) {
       EXPECT_TRUE(manager.append(*sequences[i], static_cast<int64_t>(tokens[i].size())).empty());
-      steps.push_back({.pages = sequences[i], .tokens = tokens[i], .logit_rows = rows[i]});
+      builder.add(manager, {.pages = *sequences[i], .tokens = tokens[i], .logit_rows = rows[i]}, batch);
     }
-    builder.build(manager, steps, batch);
     const std::span<const float> hidden = model.forward(batch, cache, observer);
     std::vector<float> logits(sequences.size() * static_cast<size_t>(model.config().vocab_size));
     model.logits(hidden, logits.data());

@@ -1,0 +1,60 @@
+// Host time of a decode step without a model: schedule() and update() for requests on the cache groups of Gemma 4 31B.
+// usage: bench_scheduling [rounds]      JSON on stdout, committed as bench/results/cpu/scheduling.json
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+#include "testing/scheduling_load.h"
+
+namespace {
+
+using namespace quaver;
+
+constexpr int kSteps = 128;  // every length crosses a page of each group once or twice
+
+std::string processor() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(": ") + 2);
+  }
+  return "unknown";
+}
+
+nlohmann::json run(int rounds) {
+  struct Case {
+    int64_t sequences;
+    int64_t context;
+  };
+  nlohmann::json cases = nlohmann::json::array();
+  for (const auto& [sequences, context] :
+       {Case{128, 1024}, {128, 9216}, {256, 1024}, {512, 1024}, {1024, 1024}, {1024, 9216}}) {
+    testing::SchedulingLoad load(sequences, context);
+    testing::SchedulingTimes times;
+    times.measure(load, kSteps, rounds);
+    cases.push_back({{"sequences", sequences},
+                     {"context", context},
+                     {"step_us", times.step_s * 1e6},
+                     {"batch_bytes", load.batch_bytes()},
+                     {"batch_copy_us", times.copy_s * 1e6},
+                     {"step_per_copy", times.step_s / times.copy_s}});
+  }
+  return {{"processor", processor()},
+          {"cores", std::thread::hardware_concurrency()},
+          {"cache_groups", to_string(testing::gemma4_31b_plan())},
+          {"rounds", rounds},
+          {"cases", cases}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    std::cout << run(argc > 1 ? std::stoi(argv[1]) : 10).dump(2) << '\n';
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << "bench_scheduling: " << error.what() << '\n';
+    return 1;
+  }
+}
