@@ -52,11 +52,11 @@ class Driver {
   }
   // Builds the batch of what was added.
   void finish(Step& step) {
-    std::vector<SequenceStep> steps;
+    BatchBuilder builder;
+    builder.begin(manager_, step.batch);
     for (size_t i = 0; i < sequences_.size(); ++i) {
-      steps.push_back({.pages = &sequences_[i]->pages, .tokens = tokens_[i], .logit_rows = rows_[i]});
+      builder.add(manager_, {.pages = sequences_[i]->pages, .tokens = tokens_[i], .logit_rows = rows_[i]}, step.batch);
     }
-    BatchBuilder().build(manager_, steps, step.batch);
     num_tokens_ = num_rows_ = 0;
     tokens_.clear();
     rows_.clear();
