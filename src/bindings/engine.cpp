@@ -54,7 +54,7 @@ class ServingEngine {
   void close() {
     const nb::gil_scoped_release release;
     closed_ = true;  // before the lock: no further call may take it
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     engine_.reset();
   }
 
