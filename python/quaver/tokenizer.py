@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from quaver.errors import BadInputError
 from quaver.tokenizer_index import FILE_NAME, MAX_CHARACTERS, TokenizerIndex
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads are for many texts at once
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -58,7 +61,8 @@ class Tokenizer:
 
     def split_special(self, text: str) -> list[tuple[str, bool]]:
         """`text` cut at its special tokens: (part, whether it is one)."""
-        encoding = self._tokenizer_for(text, parse_special=True).encode(text, add_special_tokens=False)
+        tokenizer = self._tokenizer_for(text, parse_special=True)
+        encoding = tokenizer.encode_batch([text], add_special_tokens=False)[0]
         parts: list[tuple[str, bool]] = []
         done = 0
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -104,6 +108,10 @@ class Tokenizer:
             self._whole = _WholeVocabulary(self._directory / "tokenizer.json")
         return self._whole
 
+    def longest_piece(self) -> int:
+        """Most characters that one token stands for."""
+        return max(map(len, self.load_whole().tokenizer.get_vocab()))
+
     def _tokenizer_for(self, text: str, *, parse_special: bool) -> HfTokenizer:
         if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
             raise BadInputError(f"text {text[:40]!r}: expected Unicode without lone surrogates")
@@ -113,7 +121,9 @@ class Tokenizer:
         return tokenizer
 
     def _encode(self, text: str, *, parse_special: bool) -> list[int]:
-        return self._tokenizer_for(text, parse_special=parse_special).encode(text, add_special_tokens=False).ids
+        tokenizer = self._tokenizer_for(text, parse_special=parse_special)
+        # Only the functions for batches let other threads run: a long prompt must not stop a server for seconds.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _single_id(self, token: str) -> int:
         ids = self._encode(token, parse_special=True)

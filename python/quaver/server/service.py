@@ -57,6 +57,7 @@ class Service:
         self.metrics = Metrics(self.pool.stats)
         # One thread: a Tokenizer is not for several, and long bodies and prompts must not stop the event loop.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._longest_piece = self.tokenizer.longest_piece()
         self._random = random.Random(secrets.randbits(64) if self.seed is None else self.seed)
 
     def close(self) -> None:
@@ -76,12 +77,14 @@ class Service:
         return name or self.model_names[0]
 
     async def encode_prompt(self, text: str, *, add_bos: bool) -> list[int]:
+        self._check_characters("prompt", len(text))
         return await self._off_loop(partial(self.tokenizer.encode_prompt, text, add_bos=add_bos))
 
     async def encode_chat(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> list[int]:
         """Raises RequestError for what the template refuses."""
         if self.template is None:
             fail("messages", messages, "a model with a chat template; use /v1/completions or --chat-template")
+        self._check_characters("messages", sum(len(message["content"]) for message in messages))
         try:
             return await self._off_loop(
                 partial(encode_chat, self.tokenizer, messages, template=self.template, **variables)
@@ -127,6 +130,12 @@ class Service:
     def end(self, generation: Generation) -> None:
         generation.close()
         self.active -= 1
+
+    def _check_characters(self, name: str, count: int) -> None:
+        """Refuses what cannot fit without spending seconds on tokenizing it."""
+        if count > self.max_model_len * self._longest_piece:
+            message = f"{name} of {count} characters: expected what fits in max_model_len {self.max_model_len}"
+            raise RequestError(message, name, code="context_length_exceeded")
 
     def _max_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
         limit = self.max_model_len if wanted is not None else self.max_request_tokens

@@ -19,7 +19,7 @@ from quaver.server.errors import RequestError
 
 Result = TypeVar("Result")
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 16 << 20
 _MAX_DROPPED_BYTES = 1 << 30
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

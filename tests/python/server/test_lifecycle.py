@@ -168,6 +168,22 @@ def test_a_poller_that_raises_fails_its_requests(serve: Serve, monkeypatch: pyte
     assert client.get("/health").status_code == 503
 
 
+def test_a_fault_of_the_server_is_a_500(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody foresaw: no details for the client, nothing left running, and the next request works."""
+    engine = talkative()
+    client = serve(engine)
+
+    def add(*_: Any, **__: Any) -> None:
+        raise TypeError("secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "add", add)
+        answer = client.post(COMPLETIONS, json=ENDLESS)
+        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+    assert client.post(COMPLETIONS, json={**ENDLESS, "max_tokens": 1}).status_code == 200
+
+
 @contextmanager
 def server_process(model_dir: Path, step_s: float) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
     script = Path(__file__).with_name("fake_server.py")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
+from fake_engine import TokenLogprobs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quaver.server.logprobs import CompletionLogprobs, chat_entry
 from quaver.server.parsers import Piece
 from quaver.server.text import OutputText, Special, StopMatcher
 from quaver.tokenizer import Tokenizer
@@ -92,6 +95,16 @@ def test_min_tokens_keeps_stop_strings_off(tiny_tokenizer: Tokenizer) -> None:
     tokens = tiny_tokenizer.encode_prompt("hehehe", add_bos=False)
     output = OutputText(tiny_tokenizer, stop=["he"], min_tokens=2)
     assert len(tokens) == 3 and output_of(output, tokens) == "hehe"
+
+
+def test_logprobs_in_json(tiny_tokenizer: Tokenizer) -> None:
+    """Of tokens with the same name the higher value stays (padded ids have none); -inf and NaN are no JSON."""
+    writer = CompletionLogprobs(tiny_tokenizer, show_special=False, offset=0)
+    entry = writer.entry(1000, TokenLogprobs(1000, -2.0, 3, [(1001, -1.0), (4, -math.inf)]), last=True)
+    assert entry == {
+        "tokens": [""], "token_logprobs": [-2.0], "top_logprobs": [{"": -1.0, " ": -9999.0}], "text_offset": [0],
+    }  # fmt: skip
+    assert chat_entry(tiny_tokenizer, TokenLogprobs(4, math.nan, 1, []))["logprob"] == -9999.0
 
 
 def test_work_for_a_token_does_not_grow(tiny_tokenizer: Tokenizer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_duplicate_keys_are_fine(client: httpx2.Client) -> None:
 
 def test_body_above_the_limit(client: httpx2.Client) -> None:
     """B36: with and without Content-Length."""
-    large = b'{"prompt":"' + b"a" * (33 << 20) + b'"}'
+    large = b'{"prompt":"' + b"a" * (17 << 20) + b'"}'
     check_refusal(client.post(COMPLETIONS, content=large), 413, "body of")
     check_refusal(client.post(COMPLETIONS, content=iter([large[:1000], large[1000:]])), 413, "body of")
     check_alive(client)
@@ -177,6 +178,21 @@ def test_context_length(client: httpx2.Client) -> None:
     for prompt, max_tokens in ((256, 1), (257, 0), (100, 200), (300, None), (256, None)):
         error = check_refusal(post(prompt, max_tokens), 400, f"prompt of {prompt} tokens", "256")
         assert error["code"] == "context_length_exceeded"
+
+
+def test_texts_that_no_tokenizer_can_make_fit(client: httpx2.Client) -> None:
+    """A quick answer: tokenizing megabytes takes seconds."""
+    text = "hello " * 1_000_000
+    bodies = {
+        COMPLETIONS: {"prompt": text},
+        "/tokenize": {"prompt": text},
+        CHAT: {"messages": [{**USER, "content": text}]},
+    }
+    for path, body in bodies.items():
+        start = time.monotonic()
+        check_refusal(client.post(path, json=body), 400, "of 6000000 characters", "256")
+        assert time.monotonic() - start < 1.5
+    check_alive(client)
 
 
 def test_model_names(serve: Serve) -> None:
