@@ -1,5 +1,5 @@
 // Host time of a decode step without a model: schedule() and update() for requests on the cache groups of Gemma 4 31B.
-// usage: bench_scheduling [rounds]      JSON on stdout, committed as bench/results/cpu/scheduling.json
+// usage: bench_scheduling [loads]       JSON on stdout, committed as bench/results/cpu/scheduling.json
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -12,7 +12,8 @@ namespace {
 
 using namespace quaver;
 
-constexpr int kSteps = 128;  // every length crosses a page of each group once or twice
+constexpr int kSteps = 64;
+constexpr int kRounds = 4;  // with a load: contexts grow by 256 tokens meanwhile
 
 std::string processor() {
   std::ifstream info("/proc/cpuinfo");
@@ -22,7 +23,7 @@ std::string processor() {
   return "unknown";
 }
 
-nlohmann::json run(int rounds) {
+nlohmann::json run(int num_loads) {
   struct Case {
     int64_t sequences;
     int64_t context;
@@ -30,20 +31,24 @@ nlohmann::json run(int rounds) {
   nlohmann::json cases = nlohmann::json::array();
   for (const auto& [sequences, context] :
        {Case{128, 1024}, {128, 9216}, {256, 1024}, {512, 1024}, {1024, 1024}, {1024, 9216}}) {
-    testing::SchedulingLoad load(sequences, context);
     testing::SchedulingTimes times;
-    times.measure(load, kSteps, rounds);
+    int64_t batch_bytes = 0;
+    for (int i = 0; i < num_loads; ++i) {
+      testing::SchedulingLoad load(sequences, context);
+      times.measure(load, kSteps, kRounds);
+      batch_bytes = load.batch_bytes();
+    }
     cases.push_back({{"sequences", sequences},
                      {"context", context},
                      {"step_us", times.step_s * 1e6},
-                     {"batch_bytes", load.batch_bytes()},
+                     {"batch_bytes", batch_bytes},
                      {"batch_copy_us", times.copy_s * 1e6},
                      {"step_per_copy", times.step_s / times.copy_s}});
   }
   return {{"processor", processor()},
           {"cores", std::thread::hardware_concurrency()},
           {"cache_groups", to_string(testing::gemma4_31b_plan())},
-          {"rounds", rounds},
+          {"rounds", num_loads * kRounds},
           {"cases", cases}};
 }
 
@@ -51,7 +56,7 @@ nlohmann::json run(int rounds) {
 
 int main(int argc, char** argv) {
   try {
-    std::cout << run(argc > 1 ? std::stoi(argv[1]) : 10).dump(2) << '\n';
+    std::cout << run(argc > 1 ? std::stoi(argv[1]) : 5).dump(2) << '\n';
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "bench_scheduling: " << error.what() << '\n';
