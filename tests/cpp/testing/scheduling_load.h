@@ -84,7 +84,7 @@ class SchedulingLoad {
   }
 
  private:
-  static constexpr int64_t kRoom = 2000;  // tokens that each request may draw
+  static constexpr int64_t kRoom = 3000;  // tokens that each request may draw
   static constexpr int64_t kChunk = 8192;
 
   Scheduler scheduler_;
