@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 from fake_engine import EOS, FakeEngine
+from serving import Serve
 from sse import joined_text, stream
 
-from conftest import Serve
 from quaver.server.parsers import Piece, ToolCallDelta
 from quaver.tokenizer import Tokenizer
 

@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 from fake_engine import EOS, FakeEngine
+from serving import Serve, client_of
 from sse import joined_text, stream
 
-from conftest import Serve, client_of
 from quaver.tokenizer import Tokenizer
 
 PATH = "/v1/completions"

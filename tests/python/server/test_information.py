@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
+from serving import client_of
 
 import quaver
-from conftest import client_of
 from quaver.tokenizer import Tokenizer
 
 ENGINE = FakeEngine(lambda *_: [5] * 1000)

@@ -17,9 +17,8 @@ from typing import Any
 import httpx2
 import pytest
 from fake_engine import FakeEngine, logprobs
+from serving import Serve
 from sse import events, stream
-
-from conftest import Serve
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": "hello", "max_tokens": 200}

@@ -16,9 +16,9 @@ from typing import Any
 import httpx2
 import pytest
 from quaver._quaver import Generator
+from serving import real_client
 from sse import events, joined_text, stream
 
-from conftest import real_client
 from quaver.server.protocol import MAX_LOGPROBS
 from quaver.tokenizer import Tokenizer
 

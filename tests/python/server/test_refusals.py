@@ -12,8 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from fake_engine import FakeEngine
-
-from conftest import Serve, client_of
+from serving import Serve, client_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}
