@@ -13,6 +13,9 @@ from typing import NamedTuple, Protocol
 
 from quaver.errors import BadInputError
 
+# Tokens that parsers look for. GGUF files keep them as ordinary added tokens, so being special is not enough to know.
+MARKERS = frozenset({"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'})
+
 
 class Piece(NamedTuple):
     """Text as it was generated, of any length, or one special token by its name."""

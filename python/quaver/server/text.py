@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from quaver.server.parsers import Piece
+from quaver.server.parsers import MARKERS, Piece
 from quaver.tokenizer import TextStream, Tokenizer
 
 
@@ -42,11 +42,12 @@ class OutputText:
         return self._stop.matched
 
     def push(self, token_id: int) -> list[Piece]:
-        if self._special is not Special.SKIP and token_id in self._tokenizer.special_ids:
+        if self._special is Special.MARK:
             name = self._tokenizer.piece(token_id)
-            if self._special is Special.MARK:
+            if token_id in self._tokenizer.special_ids or name in MARKERS:
                 return [*self.finish(), Piece(name, is_special=True)]
-            text = self._characters.finish() + name
+        if self._special is Special.TEXT and token_id in self._tokenizer.special_ids:
+            text = self._characters.finish() + self._tokenizer.piece(token_id)
         else:
             text = self._characters.push(token_id)
         if self._tokens_without_stop > 0:

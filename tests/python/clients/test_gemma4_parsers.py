@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quaver.server.gemma4_parsers import CALL, CALL_END, CHANNEL, CHANNEL_END, QUOTE, ReasoningParser, ToolParser
+from quaver.server.parsers import MARKERS as PARSED_MARKERS
 from quaver.server.parsers import Piece
+from quaver.server.text import OutputText, Special
 
 MARKERS = (CHANNEL, CHANNEL_END, CALL, CALL_END, QUOTE, "<|tool_response>")
 _MARKER = re.compile("(" + "|".join(map(re.escape, MARKERS)) + ")")
@@ -162,6 +164,26 @@ def test_arguments_come_while_they_are_generated() -> None:
 def test_an_output_that_is_cut_off_keeps_what_came() -> None:
     (made,) = parse(pieces_of('<|tool_call>call:f{a:<|"|>long te')).calls
     assert made["arguments"] == '{"a":"long te'
+
+
+class _GgufVocabulary:
+    """As llama.cpp writes Gemma 4's: the markers are added tokens, but not special ones."""
+
+    pieces = ("<turn|>", CHANNEL, "thought\n", "Hm", CHANNEL_END, "Yes")
+    special_ids = frozenset({0})
+
+    def piece(self, token_id: int) -> str:
+        return self.pieces[token_id]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self.special_ids else self.pieces[token_id].encode()
+
+
+def test_markers_that_the_vocabulary_does_not_call_special() -> None:
+    assert {CHANNEL, CHANNEL_END, CALL, CALL_END, QUOTE} == PARSED_MARKERS
+    text = OutputText(_GgufVocabulary(), special=Special.MARK)
+    pieces = [piece for token_id in (1, 2, 3, 4, 5, 0) for piece in text.push(token_id)]
+    assert parse(pieces) == Message("Hm", "Yes")
 
 
 # The template's own notation, from values: what the model was trained on.
