@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <memory>
 #include <random>
+#include <string>
 
 #include "model/fp8_formats.h"
 #include "model/safetensors.h"
@@ -15,7 +17,11 @@
 namespace quaver {
 namespace {
 
-constexpr int kRounds = 4000;
+/// QUAVER_FUZZ in the environment asks for more; docs/serving.md has the figures of a long run.
+int num_rounds() {
+  const char* const wanted = std::getenv("QUAVER_FUZZ");
+  return wanted == nullptr ? 4000 : std::stoi(wanted);
+}
 
 /// Pieces that break parsers: limits of integers, structure in the wrong place, bytes that are no UTF-8.
 constexpr std::array<std::string_view, 24> kPieces = {"0",
@@ -83,12 +89,12 @@ struct Outcomes {
   int refused = 0;
 };
 
-/// Runs `read` on kRounds mutations of `text`; anything but success or quaver::Error fails the test.
+/// Runs `read` on num_rounds() mutations of `text`; anything but success or quaver::Error fails the test.
 template <class Read>
 Outcomes fuzz(const std::string& text, unsigned seed, Read read) {
   Mutator mutator(seed);
   Outcomes outcomes;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = num_rounds(); round > 0; --round) {
     const std::string mutated = mutator.mutate(text);
     try {
       read(mutated);
