@@ -1,4 +1,4 @@
-"""`quaver bench offline`: the same load and figures without a server."""
+"""`quaver bench offline`, and the same load on a real server: figures that agree with what was asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quaver.bench.local_server import LocalServer
 from quaver.cli import main
 
 
@@ -41,3 +42,17 @@ def test_requests_that_do_not_fit_are_failures(tiny_dir: Path, tmp_path: Path) -
         status=1,
     )
     assert run["completed"] == 0 and run["failed"] == 2 and "128" in run["errors"][0]
+
+
+def test_the_same_load_over_http(tiny_dir: Path, tmp_path: Path) -> None:
+    """Prompts from the server's own tokenizer; completions and chats."""
+    out = tmp_path / "out.json"
+    load = "--random-input-len 24 --random-output-len 6 --num-prompts 6 --max-concurrency 3"
+    with LocalServer(tiny_dir, "--max-model-len", 128, "--kv-cache-memory-bytes", 1 << 20) as server:
+        for backend in ("openai", "openai-chat"):
+            command = ["bench", "serve", "--base-url", server.url, "--backend", backend, "--save-result", str(out)]
+            assert main([*command, *load.split()]) == 0
+            (run,) = json.loads(out.read_text())["runs"]
+            assert run["completed"] == 6 and run["notes"] == []
+            assert (run["total_input_tokens"], run["total_output_tokens"]) == (6 * 24, 6 * 6)
+    assert server.stop() == 0
