@@ -82,8 +82,9 @@ void Scheduler::schedule_running(ScheduledStep& step) {
 void Scheduler::schedule_waiting(ScheduledStep& step) {
   while (!waiting_.empty() && !free_slots_.empty() && prefill_budget_ > 0) {
     LiveRequest& r = *waiting_.front();
-    // Preempted while a token of it was in flight: that one comes first.
-    if (r.num_in_flight > 0 || !admit(r)) return;
+    // A token that was in flight when it was preempted is in by now: of two steps in flight the older is done.
+    static_assert(Runner::kMaxInFlight == 2);
+    if (!admit(r)) return;
     waiting_.pop_front();
     running_.push_back(&r);
     step.start_slot(r);
