@@ -95,20 +95,22 @@ class DeviceBuffer {
 };
 
 /// Launches `kernel(parameters)` so that it may start before the kernel in front of it has ended (programmatic
-/// dependent launch); the kernel must execute griddepcontrol.wait.
+/// dependent launch); the kernel must execute griddepcontrol.wait. `cluster`: CTAs a cluster.
 template <class Parameters>
 void launch_programmatic(void (*kernel)(Parameters), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
-                         Parameters parameters) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+                         Parameters parameters, int cluster = 1) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   void* arguments[] = {&parameters};
   check_cuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments), "cudaLaunchKernelExC");
 }

@@ -12,6 +12,13 @@ __device__ __forceinline__ uint64_t policy_evict_first() {
   return policy;
 }
 
+/// The same for L2 lines that other CTAs want soon.
+__device__ __forceinline__ uint64_t policy_evict_last() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// PTX ISA "cp.async.bulk": `bytes` (multiple of 16, both addresses 16-byte aligned) to shared memory; counts them on
 /// `barrier` as they land.
 __device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, int bytes, uint32_t barrier,

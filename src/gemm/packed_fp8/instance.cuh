@@ -1,0 +1,47 @@
+#pragma once
+
+#include "gemm/packed_fp8/instance.h"
+#include "gemm/packed_fp8/kernel.cuh"
+
+namespace quaver::packed_fp8 {
+
+template <int kTokens, bool kShareTokens, Scaling kScaling>
+void Instance<kTokens, kShareTokens, kScaling>::prepare() {
+  using Traits = GemmTraits<kTokens, kShareTokens, kScaling>;
+  int most = 0;
+  for (int split = 1; split <= (kShareTokens ? 1 : kMaxSplit); ++split) {
+    most = dynamic_bytes<Traits>(split) > most ? dynamic_bytes<Traits>(split) : most;
+  }
+  check_cuda(cudaFuncSetAttribute(quaver_gemm_fp8<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+             "cudaFuncSetAttribute");
+}
+
+template <int kTokens, bool kShareTokens, Scaling kScaling>
+int Instance<kTokens, kShareTokens, kScaling>::max_clusters(int cluster) {
+  using Traits = GemmTraits<kTokens, kShareTokens, kScaling>;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(dynamic_bytes<Traits>(cluster));
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check_cuda(cudaOccupancyMaxActiveClusters(&clusters, quaver_gemm_fp8<Traits>, &config),
+             "cudaOccupancyMaxActiveClusters");
+  return clusters;
+}
+
+template <int kTokens, bool kShareTokens, Scaling kScaling>
+void Instance<kTokens, kShareTokens, kScaling>::launch(Parameters parameters, cudaStream_t stream) {
+  using Traits = GemmTraits<kTokens, kShareTokens, kScaling>;
+  static_assert(ring_slots<Traits>(kShareTokens ? 1 : kMaxSplit) >= 4, "a ring that covers the latency of memory");
+  parameters.num_slots = ring_slots<Traits>(parameters.grid.split);
+  launch_programmatic(quaver_gemm_fp8<Traits>,
+                      dim3(static_cast<unsigned>(parameters.cluster * parameters.num_clusters)), kThreads,
+                      dynamic_bytes<Traits>(parameters.grid.split), stream, parameters, parameters.cluster);
+}
+
+}  // namespace quaver::packed_fp8

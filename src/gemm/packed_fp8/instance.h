@@ -1,0 +1,19 @@
+// The compiled kernels: one file each under instances/ for the decode tiles, the shared tiles and the block scales.
+#pragma once
+
+#include "core/cuda.h"
+#include "gemm/packed_fp8/params.h"
+
+namespace quaver::packed_fp8 {
+
+template <int kTokens, bool kShareTokens, Scaling kScaling>
+struct Instance {
+  /// Lets the kernel use its shared memory on the current device.
+  static void prepare();
+  /// Clusters of `cluster` CTAs that run at once on the current device; 0 where the size is not possible.
+  static int max_clusters(int cluster);
+  /// Sets num_slots and launches.
+  static void launch(Parameters parameters, cudaStream_t stream);
+};
+
+}  // namespace quaver::packed_fp8

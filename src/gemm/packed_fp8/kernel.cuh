@@ -1,0 +1,95 @@
+// START HERE. FP8 GEMM for sm_90a over packed operands: y[M, N] = (x[M, K] * scales) (W[N, K] * scales)^T, every M.
+//
+//   plan.cpp       shape -> tile grid: rows spread evenly over the CTAs, K split over a cluster where rows are too few,
+//                  pairs of CTAs that share tokens where there are many
+//   load.cuh       loading warp: bulk copies of one chunk of 128 columns into a slot of the ring
+//   mainloop.cuh   two math warpgroups: WGMMA chains (weights are the 64-row operand), FP32 sums
+//   exchange.cuh   parts of a split tile, through the shared memory of the cluster
+//   epilogue.cuh   scales, BF16, whole lines of the output
+//
+// No CTA waits for one outside its cluster, and nothing but the output is written. README.md beside this file has the
+// budget and what was measured.
+#pragma once
+
+#include "gemm/packed_fp8/epilogue.cuh"
+#include "gemm/packed_fp8/load.cuh"
+
+namespace quaver::packed_fp8 {
+
+template <class Traits>
+__device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<Traits>& shared, uint8_t* memory,
+                                               int cluster, int rank) {
+  const MathThread thread;
+  uint8_t* const staging_memory = memory + p.num_slots * Traits::kSlotBytes;
+  uint8_t* const staging = staging_memory + thread.warpgroup * Traits::kStagingBytes;
+  auto* const exchange_buffer = reinterpret_cast<float4*>(staging_memory + kMathWarpgroups * Traits::kStagingBytes);
+  RingPosition position;
+  if (Traits::kSkew > 0 && thread.warpgroup == 1 && p.num_slots > Traits::kSkew && p.grid.chunks > Traits::kSkew) {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full[Traits::kSkew]), 0);
+  }
+  const int num_tiles = p.grid.num_tiles();
+  int round = 0;
+  for (int index = cluster; index < num_tiles; index += p.num_clusters, ++round) {
+    const Tile tile = tile_at(p.grid, index, rank);
+    const TileScales<Traits> scales(p, tile, thread);
+    float total[Traits::kAccumulators];
+    if constexpr (Traits::kScaling == Scaling::kBlock) {
+      accumulate_blocks(p, shared, memory, thread, tile, position, total);
+    } else {
+      accumulate_outer(p, shared, ptx::shared_address(memory), thread, tile.chunk_end - tile.chunk_begin, position,
+                       total);
+    }
+    BlockRange blocks{0, Traits::kBlocks};
+    if (!Traits::kShareTokens && p.grid.split > 1) {
+      exchange(shared, exchange_buffer, thread, p.grid.split, rank, round, index + p.num_clusters >= num_tiles, total);
+      blocks = part_blocks<Traits>(rank, p.grid.split);
+    }
+    TileStore<Traits>(p, tile, thread, shared, staging).run(scales, blocks, total);
+  }
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_constant__ Parameters p) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ SharedState<Traits> shared;
+  const auto warp = static_cast<int>(threadIdx.x) / 32;
+  const int rank = p.cluster > 1 ? ptx::cluster_rank() : 0;
+  const int cluster = static_cast<int>(blockIdx.x) / p.cluster;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < p.num_slots; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kMathWarps * (Traits::kShareTokens ? 2 : 1));
+    }
+    for (int i = 0; i < kMathWarpgroups; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.exchange_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.exchange_empty[i]), p.grid.split > 1 ? p.grid.split - 1 : 1);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (p.cluster > 1) ptx::cluster_arrive();
+  ptx::launch_dependents();
+
+  if (warp >= kMathWarps) {
+    ptx::decrease_registers<Traits::kLoadRegisters>();
+    Loader<Traits> loader(p, shared, ptx::shared_address(memory), cluster, rank);
+    const bool loads = threadIdx.x == 32 * kMathWarps;
+    if (loads) loader.load_ahead();
+    __syncwarp();
+    if (p.cluster > 1) ptx::cluster_wait();
+    if (loads) loader.run();
+    __syncwarp();
+  } else {
+    ptx::increase_registers<Traits::kMathRegisters>();
+    if (p.cluster > 1) ptx::cluster_wait();
+    ptx::grid_dependency_wait();
+    multiply_tiles<Traits>(p, shared, memory, cluster, rank);
+  }
+  if constexpr (Traits::kShareTokens) {  // nobody leaves while the other CTA may still signal or write here
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  }
+}
+
+}  // namespace quaver::packed_fp8

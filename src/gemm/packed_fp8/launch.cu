@@ -1,0 +1,103 @@
+#include "gemm/packed_fp8/launch.h"
+
+#include "core/with_value.h"
+#include "gemm/packed_fp8/instance.h"
+
+namespace quaver::packed_fp8 {
+namespace {
+
+/// Calls action(Instance) for the kernel of a plan.
+template <class Action>
+void with_instance(int token_tile, bool share_tokens, Scaling scaling, const Action& action) {
+  if (scaling == Scaling::kBlock) {
+    if (share_tokens) return action(Instance<128, true, Scaling::kBlock>{});
+    with_value<8, 16, 32, 64, 128>(
+        token_tile, [&](auto tokens) { action(Instance<decltype(tokens)::value, false, Scaling::kBlock>{}); });
+  } else if (share_tokens) {
+    with_value<128, 192>(token_tile,
+                         [&](auto tokens) { action(Instance<decltype(tokens)::value, true, Scaling::kOuter>{}); });
+  } else {
+    with_value<8, 16, 32, 64, 128>(
+        token_tile, [&](auto tokens) { action(Instance<decltype(tokens)::value, false, Scaling::kOuter>{}); });
+  }
+}
+
+void check_operand(const void* packed, const float* scales, const char* name) {
+  check(packed != nullptr && scales != nullptr, name, ": expected a packed matrix and scales");
+  check(reinterpret_cast<uintptr_t>(packed) % 16 == 0, name, ": expected 16-byte alignment");
+}
+
+void check_arguments(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out) {
+  check_operand(weight.packed, weight.scales, "weight");
+  check_operand(tokens.packed, tokens.scales, "tokens");
+  if (weight.scaling == Scaling::kBlock) {
+    check(tokens.scale_stride % 4 == 0 && tokens.scale_stride >= ceil_divide(tokens.m, kGroupRows) * kGroupRows,
+          "token scale stride ", tokens.scale_stride, ": expected a multiple of 4, at least ", tokens.m,
+          " rounded up to 8");
+    check(reinterpret_cast<uintptr_t>(tokens.scales) % 16 == 0, "token scales: expected 16-byte alignment");
+  } else {
+    check(tokens.scale_stride == 0 || tokens.scale_stride == 1, "token scale stride ", tokens.scale_stride,
+          ": expected 0 (one for all) or 1");
+  }
+  check(out.given() && out.rank == 2 && out.dim(0) == tokens.m && out.dim(1) == weight.n && out.stride(1) == 1 &&
+            out.stride(0) >= weight.n,
+        "out ", to_string(out), ": expected [", tokens.m, ", ", weight.n, "] with dense rows");
+  check(out.dtype == DType::kBF16 || out.dtype == DType::kF32, "out dtype ", dtype_name(out.dtype),
+        ": expected bf16 or f32");
+}
+
+}  // namespace
+
+PackedGemm::PackedGemm(const DeviceInfo& device) {
+  check_as(ErrorKind::kUnsupported, device.arch == 90, "compute capability ", device.arch, " of ", device.name,
+           ": expected 90 (the kernel uses WGMMA)");
+  for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
+    for (const int tokens : {8, 16, 32, 64, 128}) {
+      with_instance(tokens, false, scaling, [](auto instance) { decltype(instance)::prepare(); });
+    }
+    with_instance(128, true, scaling, [](auto instance) { decltype(instance)::prepare(); });
+  }
+  with_instance(192, true, Scaling::kOuter, [](auto instance) { decltype(instance)::prepare(); });
+  // All kernels take a whole SM, so what fits is the same for each of them.
+  for (int cluster = 1; cluster <= kMaxSplit; ++cluster) {
+    max_clusters_.at(static_cast<size_t>(cluster)) = Instance<128, false, Scaling::kOuter>::max_clusters(cluster);
+  }
+  check_as(ErrorKind::kUnsupported, max_clusters_[1] > 0, "shared memory of ", device.name,
+           ": expected enough for one CTA of the GEMM kernel");
+}
+
+GemmPlan PackedGemm::plan(const GemmShape& shape, Scaling scaling) const {
+  return plan_gemm(shape, scaling, max_clusters_);
+}
+
+void PackedGemm::run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
+                     cudaStream_t stream) const {
+  check(tokens.m >= 0, "tokens ", tokens.m, ": expected >= 0");
+  if (tokens.m == 0) return;
+  run_gemm(plan({.m = tokens.m, .n = weight.n, .k = weight.k}, weight.scaling), weight, tokens, out, stream);
+}
+
+void run_gemm(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
+              cudaStream_t stream) {
+  check_arguments(weight, tokens, out);
+  const bool f32 = out.dtype == DType::kF32;
+  const Parameters parameters{
+      .weights = weight.packed,
+      .weight_scales = weight.scales,
+      .tokens = tokens.packed,
+      .token_scales = tokens.scales,
+      .token_scale_stride = tokens.scale_stride,
+      .out = out.data,
+      .out_stride = out.stride(0),
+      .out_f32 = f32,
+      .aligned_rows = !f32 && out.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(out.data) % 16 == 0,
+      .m = static_cast<int>(tokens.m),
+      .n = static_cast<int>(weight.n),
+      .grid = plan.grid,
+      .cluster = plan.cluster,
+      .num_clusters = plan.num_clusters};
+  with_instance(plan.grid.token_tile, plan.share_tokens, weight.scaling,
+                [&](auto instance) { decltype(instance)::launch(parameters, stream); });
+}
+
+}  // namespace quaver::packed_fp8

@@ -1,0 +1,136 @@
+// Products of one tile: chains of WGMMA over a few chunks, added up in FP32.
+//
+// Warpgroup w multiplies rows 64w … 64w + 63 of the tile with all its tokens. Thread (warp q, g = lane / 4, t = lane %
+// 4) holds, in registers 4j + 2i + e, row 16q + 8i + g and token 8j + 2t + e.
+#pragma once
+
+#include "gemm/packed_fp8/params.h"
+#include "gemm/packed_fp8/ring.cuh"
+#include "gemm/packed_fp8/traits.h"
+#include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/wgmma_shared.cuh"
+
+namespace quaver::packed_fp8 {
+
+/// Where a math thread stands.
+struct MathThread {
+  int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  int warp = static_cast<int>(threadIdx.x) / 32 % 4;  ///< of the warpgroup
+  int lane = static_cast<int>(threadIdx.x) % 32;
+
+  [[nodiscard]] __device__ int index() const { return warp * 32 + lane; }  ///< in the warpgroup
+  /// Group of 8 rows, inside a tile, of the accumulator registers with i = 0; those with i = 1 are the next one.
+  [[nodiscard]] __device__ int row_group() const { return warpgroup * 8 + warp * 2; }
+  __device__ void sync_warpgroup() const { ptx::named_barrier_sync(1 + warpgroup, 128); }
+};
+
+/// Gives the slot back to whoever loads into it. One lane of every math warp, for each CTA.
+template <class Traits>
+__device__ __forceinline__ void release(uint32_t empty, int slot, int lane) {
+  if constexpr (Traits::kShareTokens) {
+    if (lane < 2) ptx::mbarrier_arrive_remote(ptx::cluster_address(empty + 8 * slot, lane));
+  } else {
+    if (lane == 0) ptx::mbarrier_arrive(empty + 8 * slot);
+  }
+}
+
+/// Issues the products of one chunk.
+template <class Traits>
+__device__ __forceinline__ void multiply_chunk(uint32_t slot_address, int warpgroup, bool accumulate,
+                                               float (&sums)[Traits::kAccumulators]) {
+  const uint32_t rows = slot_address + warpgroup * (kWarpgroupRows * kChunk);
+  const uint32_t tokens = slot_address + kBlockBytes;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kChunk / 32; ++step) {  // 32 columns: two core matrices
+    ptx::wgmma(sums, ptx::matrix_descriptor(rows + step * 2 * kCoreBytes, kCoreBytes, kGroupBytes),
+               ptx::matrix_descriptor(tokens + step * 2 * kCoreBytes, kCoreBytes, kGroupBytes), accumulate || step > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+/// Adds the products of `chunks` chunks to nothing: total = sum.
+template <class Traits>
+__device__ __forceinline__ void accumulate_outer(const Parameters& p, const SharedState<Traits>& shared, uint32_t ring,
+                                                 const MathThread& thread, int chunks, RingPosition& position,
+                                                 float (&total)[Traits::kAccumulators]) {
+  const uint32_t full = ptx::shared_address(shared.full);
+  const uint32_t empty = ptx::shared_address(shared.empty);
+#pragma unroll
+  for (float& x : total) x = 0.0F;
+  for (int chunk = 0; chunk < chunks;) {
+    const int chain_end = min(chunk + Traits::kPromotedChunks, chunks);
+    float sums[Traits::kAccumulators];
+    bool running = false;  // the chunk before is still being multiplied
+    RingPosition before = position;
+    for (int i = chunk; i < chain_end; ++i) {
+      ptx::mbarrier_wait(full + 8 * position.slot, position.parity);
+      multiply_chunk<Traits>(ring + position.slot * Traits::kSlotBytes, thread.warpgroup, i > chunk, sums);
+      if (running) {
+        ptx::wgmma_wait<1>();
+        release<Traits>(empty, before.slot, thread.lane);
+      }
+      before = position;
+      position = position.next(p.num_slots);
+      // One chunk keeps running while the next is issued, but only if that has arrived: else its slot is more use
+      // empty.
+      if (i + 1 < chain_end) {
+        running = ptx::mbarrier_try_wait(full + 8 * position.slot, position.parity);
+        if (!running) {
+          ptx::wgmma_wait<0>();
+          release<Traits>(empty, before.slot, thread.lane);
+        }
+      }
+    }
+    ptx::wgmma_wait<0>();
+    release<Traits>(empty, before.slot, thread.lane);
+    chunk = chain_end;
+#pragma unroll
+    for (int i = 0; i < Traits::kAccumulators; ++i) total[i] += sums[i];
+  }
+}
+
+/// The same with block scales: every chunk is scaled on its way into the sum.
+template <class Traits>
+__device__ __forceinline__ void accumulate_blocks(const Parameters& p, const SharedState<Traits>& shared,
+                                                  const uint8_t* ring_memory, const MathThread& thread,
+                                                  const Tile& tile, RingPosition& position,
+                                                  float (&total)[Traits::kAccumulators]) {
+  const uint32_t full = ptx::shared_address(shared.full);
+  const uint32_t empty = ptx::shared_address(shared.empty);
+  const uint32_t ring = ptx::shared_address(ring_memory);
+  const int last_block = static_cast<int>(ceil_divide(p.n, kScaleBlock)) - 1;
+  const float* row_scales[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int block = min((tile.row_begin + thread.row_group() + i) / (kScaleBlock / kGroupRows), last_block);
+    row_scales[i] = p.weight_scales + int64_t{block} * p.grid.chunks;
+  }
+#pragma unroll
+  for (float& x : total) x = 0.0F;
+  for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; ++chunk) {
+    float sums[Traits::kAccumulators];
+    ptx::mbarrier_wait(full + 8 * position.slot, position.parity);
+    const int slot_offset = position.slot * Traits::kSlotBytes;
+    multiply_chunk<Traits>(ring + slot_offset, thread.warpgroup, false, sums);
+    const float row_scale[2] = {row_scales[0][chunk], row_scales[1][chunk]};
+    const auto* token_scales =
+        reinterpret_cast<const float2*>(ring_memory + slot_offset + kBlockBytes + Traits::kTokenBytes);
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int j = 0; j < Traits::kBlocks; ++j) {
+      const float2 scale = token_scales[4 * j + thread.lane % 4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float* x = total + 4 * j + 2 * i;
+        x[0] = fmaf(sums[4 * j + 2 * i], scale.x * row_scale[i], x[0]);
+        x[1] = fmaf(sums[4 * j + 2 * i + 1], scale.y * row_scale[i], x[1]);
+      }
+    }
+    release<Traits>(empty, position.slot, thread.lane);
+    position = position.next(p.num_slots);
+  }
+}
+
+}  // namespace quaver::packed_fp8

@@ -1,0 +1,44 @@
+// Shape and device to tile grid: a pure function, tested without a GPU.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "gemm/packed_fp8/tiles.h"
+
+namespace quaver::packed_fp8 {
+
+/// y[M, N] = x[M, K] W[N, K]^T.
+struct GemmShape {
+  int64_t m = 0;  ///< tokens
+  int64_t n = 0;  ///< out features
+  int64_t k = 0;  ///< in features
+};
+
+/// What the scales of a weight are, and with them those of the activations.
+enum class Scaling : uint8_t {
+  kOuter,  ///< a weight scale per row, an activation scale per token (per-tensor scales are these, all alike)
+  kBlock,  ///< a weight scale per 128x128 block, an activation scale per token and 128 columns
+};
+
+inline constexpr int kMaxSplit = 4;  ///< CTAs that may share the K of a tile
+
+/// How many clusters of each size run at once (index: CTAs a cluster; 0 is unused).
+using MaxClusters = std::array<int, kMaxSplit + 1>;
+
+struct GemmPlan {
+  TileGrid grid{};
+  bool share_tokens = false;  ///< clusters of 2 CTAs that load their token tile once, by multicast
+  int cluster = 1;            ///< CTAs a cluster
+  int num_clusters = 0;       ///< of the launch; each takes every num_clusters-th tile
+  int waves = 0;              ///< tiles that the busiest cluster takes
+};
+
+/// Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller to skip).
+[[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters);
+
+/// One line, e.g. "tile 112x128, 396 tiles on 132 clusters of 1 (3 waves)".
+[[nodiscard]] std::string to_string(const GemmPlan& plan);
+
+}  // namespace quaver::packed_fp8

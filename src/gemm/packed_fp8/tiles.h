@@ -1,0 +1,70 @@
+// Which part of the product a CTA computes. Pure arithmetic, the same on the host (plan, tests) and in the kernel.
+//
+// A tile is up to 128 weight rows (whole groups of 8, spread evenly over the row tiles) times up to `token_tile`
+// tokens. Clusters take tiles cluster, cluster + num_clusters, …. Inside a cluster the CTAs either split K of the same
+// tile (split > 1) or take neighbouring row tiles of the same tokens (row_tiles_per_cluster = 2).
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "gemm/packed_fp8/layout.h"
+
+namespace quaver::packed_fp8 {
+
+/// Token tiles that run side by side on the same rows, so that a weight block is read from HBM once for all of them.
+inline constexpr int kRasterTokenTiles = 8;
+
+struct TileGrid {
+  int row_groups = 0;    ///< ceil(N / 8)
+  int token_groups = 0;  ///< ceil(M / 8)
+  int chunks = 0;        ///< ceil(K / 128)
+  int token_tile = 0;    ///< tokens of a tile
+  int row_tiles = 0;     ///< a multiple of row_tiles_per_cluster
+  int row_tiles_per_cluster = 1;
+  int split = 1;  ///< CTAs of a cluster that share the chunks of a tile
+
+  [[nodiscard]] QUAVER_HD constexpr int token_tiles() const {
+    return (token_groups * kGroupRows + token_tile - 1) / token_tile;
+  }
+  /// Tiles that clusters take.
+  [[nodiscard]] QUAVER_HD constexpr int num_tiles() const { return row_tiles / row_tiles_per_cluster * token_tiles(); }
+};
+
+/// Groups of 8 rows and of 8 tokens, and chunks of K: half-open ranges.
+struct Tile {
+  int row_begin = 0, row_end = 0;
+  int token_begin = 0, token_end = 0;
+  int chunk_begin = 0, chunk_end = 0;
+};
+
+/// Part `index` of `count` items cut into `parts` ranges, the first `count % parts` of them one item longer, begins
+/// here.
+[[nodiscard]] QUAVER_HD constexpr int even_begin(int index, int parts, int count) {
+  const int longer = count % parts;
+  return index * (count / parts) + (index < longer ? index : longer);
+}
+
+/// The tile with number `index` (0 … num_tiles() - 1) as CTA `rank` of its cluster computes it.
+[[nodiscard]] QUAVER_HD constexpr Tile tile_at(const TileGrid& grid, int index, int rank) {
+  const int token_tiles = grid.token_tiles();
+  const int row_steps = grid.row_tiles / grid.row_tiles_per_cluster;
+  const int band = index / (kRasterTokenTiles * row_steps);  // 8 token tiles times all rows
+  const int in_band = index - band * kRasterTokenTiles * row_steps;
+  const int left = token_tiles - band * kRasterTokenTiles;
+  const int width = left < kRasterTokenTiles ? left : kRasterTokenTiles;
+  const int row_step = in_band / width;
+  const int token_tile = band * kRasterTokenTiles + in_band % width;
+  const int row_tile = row_step * grid.row_tiles_per_cluster + (grid.row_tiles_per_cluster > 1 ? rank : 0);
+  const int part = grid.split > 1 ? rank : 0;
+  const int tile_groups = grid.token_tile / kGroupRows;
+  const int token_end = (token_tile + 1) * tile_groups;
+  return {.row_begin = even_begin(row_tile, grid.row_tiles, grid.row_groups),
+          .row_end = even_begin(row_tile + 1, grid.row_tiles, grid.row_groups),
+          .token_begin = token_tile * tile_groups,
+          .token_end = token_end < grid.token_groups ? token_end : grid.token_groups,
+          .chunk_begin = even_begin(part, grid.split, grid.chunks),
+          .chunk_end = even_begin(part + 1, grid.split, grid.chunks)};
+}
+
+}  // namespace quaver::packed_fp8

@@ -1,0 +1,85 @@
+// Tile, ring, registers and shared memory of the GEMM kernel per token tile, with their static checks.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/packed_fp8/plan.h"
+
+namespace quaver::packed_fp8 {
+
+inline constexpr int kMathWarpgroups = 2;  ///< each multiplies 64 rows of a tile
+inline constexpr int kMathWarps = 4 * kMathWarpgroups;
+inline constexpr int kThreads = 128 * (kMathWarpgroups + 1);  ///< a third warpgroup, of which one warp loads
+inline constexpr int kMaxSlots = 12;                          ///< of the ring: more do not raise the bandwidth
+inline constexpr int kWarpgroupRows = 64;
+inline constexpr int kStagedTokens = 64;  ///< tokens whose outputs a warpgroup stages at a time
+
+/// Most shared memory of a CTA of compute capability 9.0.
+inline constexpr int kSharedBytesPerCta = 227 * 1024;
+
+template <int kTokens_, bool kShareTokens_, Scaling kScaling_>
+struct GemmTraits {
+  static constexpr int kTokens = kTokens_;             ///< of a tile: N of the WGMMA, whose 64 rows are weights
+  static constexpr bool kShareTokens = kShareTokens_;  ///< clusters of 2 load them once
+  static constexpr Scaling kScaling = kScaling_;
+
+  static constexpr int kBlocks = kTokens / 8;        ///< accumulator columns in eights: 4 registers a thread each
+  static constexpr int kAccumulators = kTokens / 2;  ///< registers a thread
+  /// Chunks whose products stay in the tensor core's 13-bit accumulator before they are added up in FP32: K = 512
+  /// leaves 3.3e-4 relative error (128: 1.3e-4, never: 3.1e-3 at K = 21,504) and costs nothing measurable.
+  static constexpr int kPromotedChunks = kScaling == Scaling::kBlock ? 1 : 4;
+  /// Chunks that the second warpgroup starts behind the first, so that one multiplies while the other stores its tile.
+  static constexpr int kSkew = kShareTokens ? 2 : 0;
+
+  /// setmaxnreg moves registers inside what the launch allocated: 3 * 128 * 168.
+  static constexpr int kLoadRegisters = kTokens > 128 ? 40 : 72;
+  static constexpr int kMathRegisters = (3 * 168 - kLoadRegisters) / kMathWarpgroups;
+
+  static constexpr int kTokenBytes = kTokens * kChunk;
+  static constexpr int kTokenScaleBytes = kScaling == Scaling::kBlock ? 4 * kTokens : 0;
+  static constexpr int kSlotBytes = kBlockBytes + kTokenBytes + (kTokenScaleBytes + 127) / 128 * 128;
+  static constexpr int kStagingBytes = (kTokens < kStagedTokens ? kTokens : kStagedTokens) * kWarpgroupRows * 2;
+
+  static_assert(kTokens % 8 == 0 && (kTokens <= 64 || kTokens % 64 == 0), "whole accumulator blocks, whole stagings");
+  static_assert(kTokens % 16 == 0 || !kShareTokens, "both CTAs of a cluster load half of the tokens, in groups of 8");
+  static_assert(2 * kAccumulators + 40 <= kMathRegisters, "FP32 sums and the running chain beside addresses");
+  static_assert(kSlotBytes % 128 == 0 && kStagingBytes % 128 == 0, "core matrices and bulk copies need alignment");
+};
+
+/// Blocks of 8 tokens whose sums part `rank` of a split tile adds up and stores: even_begin(rank, …).
+[[nodiscard]] QUAVER_HD constexpr int exchange_slot_blocks(int blocks, int split) {
+  return static_cast<int>(ceil_divide(blocks, split));
+}
+
+/// Shared memory for the partial sums that the other parts of a split tile send: 16 bytes a block and math thread.
+[[nodiscard]] QUAVER_HD constexpr int exchange_bytes(int blocks, int split) {
+  return (split - 1) * exchange_slot_blocks(blocks, split) * 128 * kMathWarpgroups * 16;
+}
+
+/// Shared memory besides ring, staging and exchange.
+template <class Traits>
+struct SharedState {
+  uint64_t full[kMaxSlots];
+  uint64_t empty[kMaxSlots];
+  uint64_t exchange_full[kMathWarpgroups];   ///< the other parts' sums have arrived
+  uint64_t exchange_empty[kMathWarpgroups];  ///< the other parts have read theirs
+  float token_scales[kMathWarpgroups][Traits::kTokens];
+};
+
+/// Slots that fit beside the rest.
+template <class Traits>
+[[nodiscard]] constexpr int ring_slots(int split) {
+  const int other = kMathWarpgroups * Traits::kStagingBytes + exchange_bytes(Traits::kBlocks, split) +
+                    static_cast<int>(sizeof(SharedState<Traits>)) + 128;
+  const int slots = (kSharedBytesPerCta - other) / Traits::kSlotBytes;
+  return slots < kMaxSlots ? slots : kMaxSlots;
+}
+
+/// Dynamic shared memory: ring, staging, exchange.
+template <class Traits>
+[[nodiscard]] constexpr int dynamic_bytes(int split) {
+  return ring_slots<Traits>(split) * Traits::kSlotBytes + kMathWarpgroups * Traits::kStagingBytes +
+         exchange_bytes(Traits::kBlocks, split);
+}
+
+}  // namespace quaver::packed_fp8

@@ -1,0 +1,16 @@
+// Accumulator fragments to shared memory. One instruction per function.
+#pragma once
+
+#include <cstdint>
+
+namespace quaver::ptx {
+
+/// PTX ISA "stmatrix", two 8x8 matrices of 16-bit elements, transposed. Thread t holds elements (t/4, 2(t%4)) and
+/// (t/4, 2(t%4) + 1) of each; lane 8i + r gives the address of column r of matrix i: 16 bytes, 16-byte aligned.
+__device__ __forceinline__ void stmatrix_x2_transposed(uint32_t address, uint32_t first, uint32_t second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 [%0], {%1, %2};" ::"r"(address), "r"(first),
+               "r"(second)
+               : "memory");
+}
+
+}  // namespace quaver::ptx

@@ -1,0 +1,151 @@
+// Layout, tiles and plans of the packed FP8 GEMM: what its GPU kernel relies on, without a GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/check.h"
+#include "gemm/packed_fp8/plan.h"
+#include "testing/expect_error.h"
+
+namespace quaver::packed_fp8 {
+namespace {
+
+using quaver::testing::expect_error;
+
+constexpr MaxClusters kH200{0, 132, 66, 42, 32};
+
+TEST(PackedLayout, SpelledOut) {
+  EXPECT_EQ(packed_offset(0, 0, 300), 0);
+  EXPECT_EQ(packed_offset(0, 15, 300), 15);
+  EXPECT_EQ(packed_offset(1, 0, 300), 16);
+  EXPECT_EQ(packed_offset(0, 16, 300), 128);
+  EXPECT_EQ(packed_offset(8, 0, 300), 1024);
+  EXPECT_EQ(packed_offset(0, 128, 300), 16384);
+  EXPECT_EQ(packed_offset(127, 127, 300), 16383);
+  EXPECT_EQ(packed_offset(128, 0, 300), 3 * 16384);  // 300 columns are 3 chunks
+  EXPECT_EQ(packed_bytes(129, 300), 2 * 3 * 16384);
+  EXPECT_EQ(packed_bytes(0, 300), 0);
+  EXPECT_EQ(packed_offset(262143, 21503, 21504), int64_t{262144} * 21504 - 1);  // beyond 32 bits
+}
+
+TEST(PackedLayout, EveryByteOnce) {
+  for (const auto& [rows, columns] : {std::pair{1, 1}, {128, 128}, {131, 257}, {300, 384}}) {
+    std::vector<int> uses(static_cast<size_t>(packed_bytes(rows, columns)));
+    const auto padded = static_cast<int>(num_chunks(columns)) * kChunk;
+    for (int row = 0; row < (rows + 127) / 128 * 128; ++row) {
+      for (int column = 0; column < padded; ++column) {
+        ++uses.at(static_cast<size_t>(packed_offset(row, column, columns)));
+      }
+    }
+    EXPECT_EQ(std::ranges::count(uses, 1), std::ssize(uses)) << rows << "x" << columns;
+  }
+}
+
+TEST(PackedLayout, GroupsOfAChunkAreContiguous) {
+  for (int group = 0; group < 40; ++group) {
+    EXPECT_EQ(group_offset(group, 2, 5), packed_offset(8 * group, 256, 640));
+    if (group % kBlockGroups != 0) {
+      EXPECT_EQ(group_offset(group, 2, 5), group_offset(group - 1, 2, 5) + kGroupBytes);
+    }
+  }
+}
+
+/// Every row group, token group and chunk is multiplied exactly once, and no tile is larger than the kernel's.
+void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
+  const TileGrid& grid = plan.grid;
+  ASSERT_GE(plan.num_clusters, 1);
+  ASSERT_EQ(plan.cluster, grid.split * grid.row_tiles_per_cluster);
+  ASSERT_EQ(grid.row_groups, (shape.n + 7) / 8);
+  ASSERT_EQ(grid.token_groups, (shape.m + 7) / 8);
+  ASSERT_EQ(grid.chunks, (shape.k + 127) / 128);
+  ASSERT_LE(grid.split, grid.chunks);
+  std::vector<int64_t> chunks_done(static_cast<size_t>(grid.row_groups * grid.token_groups));
+  int most = 0;
+  for (int cluster = 0; cluster < plan.num_clusters; ++cluster) {
+    int taken = 0;
+    for (int index = cluster; index < grid.num_tiles(); index += plan.num_clusters, ++taken) {
+      int last_chunk = 0;
+      for (int rank = 0; rank < plan.cluster; ++rank) {
+        const Tile tile = tile_at(grid, index, rank);
+        ASSERT_LE(tile.row_end - tile.row_begin, kBlockGroups);
+        ASSERT_LE((tile.token_end - tile.token_begin) * 8, grid.token_tile);
+        ASSERT_LT(tile.token_begin, tile.token_end);
+        ASSERT_LT(tile.chunk_begin, tile.chunk_end);
+        if (grid.split > 1) {
+          ASSERT_EQ(tile.chunk_begin, last_chunk);
+          last_chunk = tile.chunk_end;
+        }
+        for (int row = tile.row_begin; row < tile.row_end; ++row) {
+          for (int token = tile.token_begin; token < tile.token_end; ++token) {
+            chunks_done.at(static_cast<size_t>(row * grid.token_groups + token)) += tile.chunk_end - tile.chunk_begin;
+          }
+        }
+      }
+    }
+    most = std::max(most, taken);
+  }
+  EXPECT_EQ(std::ranges::count(chunks_done, grid.chunks), std::ssize(chunks_done));
+  EXPECT_EQ(most, plan.waves);
+}
+
+TEST(GemmPlan, TilesCoverEveryShapeOnce) {
+  const std::vector<MaxClusters> devices{kH200, {0, 1, 0, 0, 0}, {0, 7, 3, 2, 1}, {0, 3, 0, 1, 0}};
+  for (const MaxClusters& device : devices) {
+    for (const int64_t m : {1, 7, 8, 9, 64, 77, 128, 129, 200, 256, 1000, 3001}) {
+      for (const int64_t n : {1, 8, 61, 128, 129, 1000, 5376}) {
+        for (const int64_t k : {1, 128, 129, 500, 21504}) {
+          for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
+            const GemmPlan plan = plan_gemm({.m = m, .n = n, .k = k}, scaling, device);
+            SCOPED_TRACE(concat("SMs ", device[1], ", m ", m, ", n ", n, ", k ", k, ": ", to_string(plan)));
+            expect_cover(plan, {.m = m, .n = n, .k = k});
+            if (::testing::Test::HasFatalFailure()) return;
+            EXPECT_LE(plan.num_clusters, device.at(static_cast<size_t>(plan.cluster)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(GemmPlan, RowsAloneFillTheDeviceWhereTheyCan) {
+  const GemmPlan gate_up = plan_gemm({.m = 128, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(gate_up), "tile 112x128, K in 1, 396 tiles on 132 clusters of 1 (3 waves)");
+  const GemmPlan qkv = plan_gemm({.m = 16, .n = 16384, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(qkv), "tile 128x16, K in 1, 132 tiles on 132 clusters of 1 (1 wave)");
+}
+
+TEST(GemmPlan, FewRowsSplitK) {
+  const GemmPlan down = plan_gemm({.m = 128, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(down), "tile 128x128, K in 3, 42 tiles on 42 clusters of 3 (1 wave)");
+  const GemmPlan out = plan_gemm({.m = 64, .n = 5376, .k = 8192}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(out), "tile 88x64, K in 2, 66 tiles on 66 clusters of 2 (1 wave)");
+}
+
+TEST(GemmPlan, ManyTokensAreShared) {
+  const GemmPlan plan = plan_gemm({.m = 8192, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_TRUE(plan.share_tokens);
+  EXPECT_EQ(plan.grid.token_tile, 192);
+  const GemmPlan blocks = plan_gemm({.m = 8192, .n = 43008, .k = 5376}, Scaling::kBlock, kH200);
+  EXPECT_TRUE(blocks.share_tokens);
+  EXPECT_EQ(blocks.grid.token_tile, 128);
+}
+
+TEST(GemmPlan, OneTileHoldsUpTo128Tokens) {
+  for (int64_t m = 1; m <= 128; ++m) {
+    const GemmPlan plan = plan_gemm({.m = m, .n = 5376, .k = 8192}, Scaling::kOuter, kH200);
+    EXPECT_GE(plan.grid.token_tile, m);
+    EXPECT_LT(plan.grid.token_tile, std::max<int64_t>(2 * m, 9));
+  }
+}
+
+TEST(GemmPlan, RefusesSizesByName) {
+  const auto plan = [](GemmShape shape) { return [shape] { (void)plan_gemm(shape, Scaling::kOuter, kH200); }; };
+  expect_error(plan({.m = 0, .n = 1, .k = 1}), ErrorKind::kInvalidArgument, {"tokens 0", "expected"});
+  expect_error(plan({.m = 1, .n = 0, .k = 1}), ErrorKind::kInvalidArgument, {"out features 0", "expected"});
+  expect_error(plan({.m = 1, .n = 1, .k = -5}), ErrorKind::kInvalidArgument, {"in features -5", "expected"});
+  expect_error(plan({.m = int64_t{1} << 40, .n = 1, .k = 1}), ErrorKind::kInvalidArgument, {"tokens", "expected"});
+}
+
+}  // namespace
+}  // namespace quaver::packed_fp8
