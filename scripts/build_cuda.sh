@@ -8,6 +8,6 @@ nvcc=$(scripts/cuda_compiler.sh)
 log=build/cuda/build.log
 
 cmake --preset cuda -DCMAKE_CUDA_COMPILER="$nvcc" > /dev/null
-cmake --build --preset cuda --clean-first --target quaver gpu_tests bench_attention > "$log" 2>&1 || { grep -E 'error|warning' "$log" >&2 || tail -n 40 "$log" >&2; exit 1; }
+cmake --build --preset cuda --clean-first --target quaver gpu_tests bench_attention bench_gemm > "$log" 2>&1 || { grep -E 'error|warning' "$log" >&2 || tail -n 40 "$log" >&2; exit 1; }
 mapfile -t objects < <(find build/cuda/src -name '*.cu.o')
 "$bin/python" scripts/check_cuda.py "$log" "${objects[@]}" --cuobjdump "$(echo "$PWD/$bin"/../lib/python3*/site-packages/nvidia/cu13/bin/cuobjdump)"

@@ -8,6 +8,11 @@
 
 namespace quaver::ptx {
 
+/// The descriptor of what lies `bytes` (a multiple of 16) further on.
+__device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, int bytes) {
+  return (descriptor & 0xFFFFFFFF00000000U) | static_cast<uint32_t>(descriptor + bytes / 16);
+}
+
 // clang-format off
 __device__ __forceinline__ void wgmma(float (&d)[4], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(

@@ -17,8 +17,7 @@
 namespace quaver::packed_fp8 {
 
 template <class Traits>
-__device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<Traits>& shared, uint8_t* memory,
-                                               int cluster, int rank) {
+__device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<Traits>& shared, uint8_t* memory) {
   const MathThread thread;
   uint8_t* const staging_memory = memory + p.num_slots * Traits::kSlotBytes;
   uint8_t* const staging = staging_memory + thread.warpgroup * Traits::kStagingBytes;
@@ -29,7 +28,8 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
   }
   const int num_tiles = p.grid.num_tiles();
   int round = 0;
-  for (int index = cluster; index < num_tiles; index += p.num_clusters, ++round) {
+  for (int index = cluster_of(p); index < num_tiles; index += p.num_clusters, ++round) {
+    const int rank = rank_of(p);
     const Tile tile = tile_at(p.grid, index, rank);
     const TileScales<Traits> scales(p, tile, thread);
     float total[Traits::kAccumulators];
@@ -53,8 +53,6 @@ __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_cons
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ SharedState<Traits> shared;
   const auto warp = static_cast<int>(threadIdx.x) / 32;
-  const int rank = p.cluster > 1 ? ptx::cluster_rank() : 0;
-  const int cluster = static_cast<int>(blockIdx.x) / p.cluster;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.num_slots; ++i) {
@@ -73,10 +71,9 @@ __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_cons
 
   if (warp >= kMathWarps) {
     ptx::decrease_registers<Traits::kLoadRegisters>();
-    Loader<Traits> loader(p, shared, ptx::shared_address(memory), cluster, rank);
-    const bool loads = threadIdx.x == 32 * kMathWarps;
+    const bool loads = warp == kMathWarps;
+    Loader<Traits> loader(p, shared, ptx::held_shared_address(memory));
     if (loads) loader.load_ahead();
-    __syncwarp();
     if (p.cluster > 1) ptx::cluster_wait();
     if (loads) loader.run();
     __syncwarp();
@@ -84,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_cons
     ptx::increase_registers<Traits::kMathRegisters>();
     if (p.cluster > 1) ptx::cluster_wait();
     ptx::grid_dependency_wait();
-    multiply_tiles<Traits>(p, shared, memory, cluster, rank);
+    multiply_tiles<Traits>(p, shared, memory);
   }
   if constexpr (Traits::kShareTokens) {  // nobody leaves while the other CTA may still signal or write here
     ptx::cluster_arrive();

@@ -74,11 +74,11 @@ void PackedGemm::run(const PackedWeight& weight, const PackedTokens& tokens, con
                      cudaStream_t stream) const {
   check(tokens.m >= 0, "tokens ", tokens.m, ": expected >= 0");
   if (tokens.m == 0) return;
-  run_gemm(plan({.m = tokens.m, .n = weight.n, .k = weight.k}, weight.scaling), weight, tokens, out, stream);
+  run(plan({.m = tokens.m, .n = weight.n, .k = weight.k}, weight.scaling), weight, tokens, out, stream);
 }
 
-void run_gemm(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
-              cudaStream_t stream) {
+void PackedGemm::run(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens,
+                     const TensorView& out, cudaStream_t stream) const {
   check_arguments(weight, tokens, out);
   const bool f32 = out.dtype == DType::kF32;
   const Parameters parameters{

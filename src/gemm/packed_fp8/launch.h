@@ -43,12 +43,14 @@ class PackedGemm {
   /// every time. Throws Error(kInvalidArgument).
   void run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out, cudaStream_t stream) const;
 
+  /// The same as a plan of the shape says.
+  void run(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
+           cudaStream_t stream) const;
+
+  [[nodiscard]] const MaxClusters& max_clusters() const noexcept { return max_clusters_; }
+
  private:
   MaxClusters max_clusters_{};
 };
-
-/// The same as a given plan says; PackedGemm has prepared the kernels of the device.
-void run_gemm(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
-              cudaStream_t stream);
 
 }  // namespace quaver::packed_fp8

@@ -11,115 +11,131 @@
 
 namespace quaver::packed_fp8 {
 
-/// Walks the chunks of all tiles of a CTA.
-class ChunkCursor {
- public:
-  __device__ ChunkCursor(const Parameters& p, int cluster, int rank) : p_(p), index_(cluster), rank_(rank) { enter(); }
+/// Number of the CTA's cluster in the launch, and of the CTA in the cluster.
+[[nodiscard]] __device__ __forceinline__ int cluster_of(const Parameters& p) {
+  return static_cast<int>(blockIdx.x) / p.cluster;
+}
+[[nodiscard]] __device__ __forceinline__ int rank_of(const Parameters& p) {
+  return p.cluster > 1 ? ptx::cluster_rank() : 0;
+}
 
-  __device__ bool valid() const { return index_ < p_.grid.num_tiles(); }
-  __device__ void advance() {
-    if (++chunk_ < tile_.chunk_end) return;
-    index_ += p_.num_clusters;
-    enter();
-  }
-  __device__ const Tile& tile() const { return tile_; }
-  __device__ int chunk() const { return chunk_; }
-
- private:
-  __device__ void enter() {
-    if (!valid()) return;
-    tile_ = tile_at(p_.grid, index_, rank_);
-    chunk_ = tile_.chunk_begin;
-  }
-
-  const Parameters& p_;
-  int index_;
-  int rank_;
-  Tile tile_{};
-  int chunk_ = 0;
+/// What one lane of the loading warp copies into the slot of every chunk: lanes 0 and 1 the weights of a tile (its rows
+/// may cross a block of 128), lanes 2 and 3 the tokens, lane 4 the tokens' block scales.
+struct Piece {
+  const uint8_t* from = nullptr;  ///< of the next chunk
+  int64_t step = 0;               ///< bytes to the chunk after it
+  int bytes = 0;                  ///< 0: the lane has nothing to do
+  uint32_t offset = 0;            ///< in the slot
 };
 
-/// One thread's work.
+inline constexpr int kFirstTokenLane = 2;
+inline constexpr int kScaleLane = 4;
+
+/// Part `part` (0 or 1) of groups [begin, end) of a packed matrix: what lies in one block, and what in the next.
+[[nodiscard]] __device__ __forceinline__ Piece group_piece(const uint8_t* packed, int chunks, int chunk, int begin,
+                                                           int end, int part) {
+  const int middle = min(end, (begin / kBlockGroups + 1) * kBlockGroups);
+  const int first = part == 0 ? begin : middle;
+  const int last = part == 0 ? middle : end;
+  return {.from = packed + group_offset(first, chunk, chunks),
+          .step = kBlockBytes,
+          .bytes = (last - first) * kGroupBytes,
+          .offset = static_cast<uint32_t>((first - begin) * kGroupBytes)};
+}
+
+/// The whole loading warp. A chunk costs it one barrier and a handful of instructions: at 0.25 us a chunk a single
+/// thread that works out addresses for each copy is what the GPU waits for.
 template <class Traits>
 class Loader {
  public:
-  __device__ Loader(const Parameters& p, SharedState<Traits>& shared, uint32_t ring, int cluster, int rank)
+  __device__ Loader(const Parameters& p, SharedState<Traits>& shared, uint32_t ring)
       : p_(p),
-        full_(ptx::shared_address(shared.full)),
-        empty_(ptx::shared_address(shared.empty)),
+        full_(ptx::held_shared_address(shared.full)),
+        empty_(full_ + sizeof(shared.full)),
         ring_(ring),
-        cluster_(cluster),
-        rank_(rank) {}
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        policy_(lane_ < kFirstTokenLane ? ptx::policy_evict_first() : ptx::policy_evict_last()) {}
 
   /// Weights do not depend on the kernel before this one: the ring fills with them while that one ends.
   __device__ void load_ahead() {
-    for (ChunkCursor at(p_, cluster_, rank_); ahead_ < p_.num_slots && at.valid(); at.advance()) {
-      load_weights(at, ahead_++);
-    }
+    walk([&](int index, const RingPosition& position, int chunk_bytes, const Piece& piece) {
+      if (index == p_.num_slots) return false;
+      if (lane_ == 0) ptx::mbarrier_arrive_expect(full_ + 8 * position.slot, chunk_bytes);
+      if (lane_ < kFirstTokenLane) copy(position.slot, piece);
+      return true;
+    });
   }
 
   /// All the rest. The barriers of the other CTAs of the cluster must exist.
   __device__ void run() {
     ptx::grid_dependency_wait();
     ptx::fence_proxy_async_global();  // tokens were written by ordinary stores
-    RingPosition position{.slot = 0, .parity = 1};
-    for (ChunkCursor at(p_, cluster_, rank_); at.valid(); at.advance()) {
-      if (ahead_ > 0) {
-        --ahead_;
-      } else {
-        ptx::mbarrier_wait(empty_ + 8 * position.slot, position.parity);
-        load_weights(at, position.slot);
+    walk([&](int index, const RingPosition& position, int chunk_bytes, const Piece& piece) {
+      const bool ahead = index < p_.num_slots;  // its weights are there
+      if (!ahead) {
+        ptx::mbarrier_wait(empty_ + 8 * position.slot, position.parity ^ 1U);
+        if (lane_ == 0) ptx::mbarrier_arrive_expect(full_ + 8 * position.slot, chunk_bytes);
       }
-      load_tokens(at, position.slot);
-      position = position.next(p_.num_slots);
-    }
-  }
-
- private:
-  __device__ void load_weights(const ChunkCursor& at, int slot) const {
-    const Tile& tile = at.tile();
-    const uint32_t full = full_ + 8 * slot;
-    const int token_groups = tile.token_end - tile.token_begin;
-    const int scale_bytes = Traits::kTokenScaleBytes > 0 ? 4 * kGroupRows * token_groups : 0;
-    ptx::mbarrier_arrive_expect(full, (tile.row_end - tile.row_begin + token_groups) * kGroupBytes + scale_bytes);
-    copy_groups(p_.weights, tile.row_begin, tile.row_end, at.chunk(), [&](int group, const uint8_t* from, int bytes) {
-      ptx::bulk_load(ring_ + slot * Traits::kSlotBytes + (group - tile.row_begin) * kGroupBytes, from, bytes, full,
-                     weight_policy_);
+      if (!ahead || lane_ >= kFirstTokenLane) copy(position.slot, piece);
+      return true;
     });
   }
 
-  __device__ void load_tokens(const ChunkCursor& at, int slot) const {
-    const Tile& tile = at.tile();
-    const uint32_t full = full_ + 8 * slot;
-    const uint32_t destination = ring_ + slot * Traits::kSlotBytes + kBlockBytes;
-    if constexpr (Traits::kShareTokens) {  // each CTA of the two loads half for both
-      const int half = tile.token_begin + Traits::kBlocks / 2;
-      const int begin = rank_ == 0 ? tile.token_begin : half;
-      const int end = rank_ == 0 ? min(half, tile.token_end) : tile.token_end;
-      copy_groups(p_.tokens, begin, end, at.chunk(), [&](int group, const uint8_t* from, int bytes) {
-        ptx::bulk_load_multicast(destination + (group - tile.token_begin) * kGroupBytes, from, bytes, full, 0b11,
-                                 token_policy_);
-      });
-    } else {
-      copy_groups(
-          p_.tokens, tile.token_begin, tile.token_end, at.chunk(), [&](int group, const uint8_t* from, int bytes) {
-            ptx::bulk_load(destination + (group - tile.token_begin) * kGroupBytes, from, bytes, full, token_policy_);
-          });
-    }
-    if constexpr (Traits::kTokenScaleBytes > 0) {
-      ptx::bulk_load(destination + Traits::kTokenBytes,
-                     p_.token_scales + at.chunk() * p_.token_scale_stride + tile.token_begin * kGroupRows,
-                     4 * kGroupRows * (tile.token_end - tile.token_begin), full, token_policy_);
+ private:
+  /// Calls visit(index, position, bytes of the chunk, this lane's piece) for every chunk of the CTA until it is false.
+  template <class Visit>
+  __device__ void walk(const Visit& visit) const {
+    RingPosition position;
+    int index = 0;
+    const int num_tiles = p_.grid.num_tiles();
+    for (int number = cluster_of(p_); number < num_tiles; number += p_.num_clusters) {
+      const int rank = rank_of(p_);
+      const Tile tile = tile_at(p_.grid, number, rank);
+      const int token_groups = tile.token_end - tile.token_begin;
+      const int scale_bytes = Traits::kTokenScaleBytes > 0 ? 4 * kGroupRows * token_groups : 0;
+      const int chunk_bytes = (tile.row_end - tile.row_begin + token_groups) * kGroupBytes + scale_bytes;
+      Piece piece = piece_of(tile, rank, scale_bytes);
+#pragma unroll 1
+      for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; ++chunk) {
+        if (!visit(index, position, chunk_bytes, piece)) return;
+        piece.from += piece.step;
+        position = position.next(p_.num_slots);
+        ++index;
+      }
     }
   }
 
-  /// Calls copy(first group, its address, bytes) for each contiguous piece of groups [begin, end) of one chunk.
-  template <class Copy>
-  __device__ void copy_groups(const uint8_t* packed, int begin, int end, int chunk, const Copy& copy) const {
-    for (int group = begin; group < end;) {
-      const int piece_end = min(end, (group / kBlockGroups + 1) * kBlockGroups);
-      copy(group, packed + group_offset(group, chunk, p_.grid.chunks), (piece_end - group) * kGroupBytes);
-      group = piece_end;
+  __device__ Piece piece_of(const Tile& tile, int rank, int scale_bytes) const {
+    if (lane_ < kFirstTokenLane) {
+      return group_piece(p_.weights, p_.grid.chunks, tile.chunk_begin, tile.row_begin, tile.row_end, lane_);
+    }
+    if (lane_ < kScaleLane) {
+      // Each CTA of two that share tokens loads half of them for both.
+      const int half = tile.token_begin + Traits::kBlocks / 2;
+      const int begin = Traits::kShareTokens && rank == 1 ? min(half, tile.token_end) : tile.token_begin;
+      const int end = Traits::kShareTokens && rank == 0 ? min(half, tile.token_end) : tile.token_end;
+      Piece piece = group_piece(p_.tokens, p_.grid.chunks, tile.chunk_begin, begin, end, lane_ - kFirstTokenLane);
+      piece.offset += kBlockBytes + (begin - tile.token_begin) * kGroupBytes;
+      return piece;
+    }
+    if (lane_ == kScaleLane && Traits::kTokenScaleBytes > 0) {
+      const float* scales = p_.token_scales + tile.chunk_begin * p_.token_scale_stride + tile.token_begin * kGroupRows;
+      return {.from = reinterpret_cast<const uint8_t*>(scales),
+              .step = 4 * p_.token_scale_stride,
+              .bytes = scale_bytes,
+              .offset = kBlockBytes + Traits::kTokenBytes};
+    }
+    return {};
+  }
+
+  __device__ void copy(int slot, const Piece& piece) const {
+    if (piece.bytes == 0) return;
+    const uint32_t destination = ring_ + slot * Traits::kSlotBytes + piece.offset;
+    const uint32_t full = full_ + 8 * slot;
+    if (Traits::kShareTokens && lane_ >= kFirstTokenLane && lane_ < kScaleLane) {
+      ptx::bulk_load_multicast(destination, piece.from, piece.bytes, full, 0b11, policy_);
+    } else {
+      ptx::bulk_load(destination, piece.from, piece.bytes, full, policy_);
     }
   }
 
@@ -127,11 +143,8 @@ class Loader {
   uint32_t full_;
   uint32_t empty_;
   uint32_t ring_;
-  int cluster_;
-  int rank_;
-  int ahead_ = 0;  ///< slots that hold weights but no tokens yet
-  uint64_t weight_policy_ = ptx::policy_evict_first();
-  uint64_t token_policy_ = ptx::policy_evict_last();
+  int lane_;
+  uint64_t policy_;
 };
 
 }  // namespace quaver::packed_fp8

@@ -35,17 +35,26 @@ __device__ __forceinline__ void release(uint32_t empty, int slot, int lane) {
   }
 }
 
+/// WGMMA operands of a warpgroup in slot 0 of the ring.
+struct Operands {
+  uint64_t rows;
+  uint64_t tokens;
+
+  __device__ Operands(uint32_t ring, int warpgroup)
+      : rows(ptx::matrix_descriptor(ring + warpgroup * (kWarpgroupRows * kChunk), kCoreBytes, kGroupBytes)),
+        tokens(ptx::matrix_descriptor(ring + kBlockBytes, kCoreBytes, kGroupBytes)) {}
+};
+
 /// Issues the products of one chunk.
 template <class Traits>
-__device__ __forceinline__ void multiply_chunk(uint32_t slot_address, int warpgroup, bool accumulate,
+__device__ __forceinline__ void multiply_chunk(const Operands& operands, int slot, bool accumulate,
                                                float (&sums)[Traits::kAccumulators]) {
-  const uint32_t rows = slot_address + warpgroup * (kWarpgroupRows * kChunk);
-  const uint32_t tokens = slot_address + kBlockBytes;
+  const int offset = slot * Traits::kSlotBytes;
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kChunk / 32; ++step) {  // 32 columns: two core matrices
-    ptx::wgmma(sums, ptx::matrix_descriptor(rows + step * 2 * kCoreBytes, kCoreBytes, kGroupBytes),
-               ptx::matrix_descriptor(tokens + step * 2 * kCoreBytes, kCoreBytes, kGroupBytes), accumulate || step > 0);
+    ptx::wgmma(sums, ptx::advance_descriptor(operands.rows, offset + step * 2 * kCoreBytes),
+               ptx::advance_descriptor(operands.tokens, offset + step * 2 * kCoreBytes), accumulate || step > 0);
   }
   ptx::wgmma_commit();
 }
@@ -57,6 +66,7 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
                                                  float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::shared_address(shared.full);
   const uint32_t empty = ptx::shared_address(shared.empty);
+  const Operands operands(ring, thread.warpgroup);
 #pragma unroll
   for (float& x : total) x = 0.0F;
   for (int chunk = 0; chunk < chunks;) {
@@ -66,7 +76,7 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
     RingPosition before = position;
     for (int i = chunk; i < chain_end; ++i) {
       ptx::mbarrier_wait(full + 8 * position.slot, position.parity);
-      multiply_chunk<Traits>(ring + position.slot * Traits::kSlotBytes, thread.warpgroup, i > chunk, sums);
+      multiply_chunk<Traits>(operands, position.slot, i > chunk, sums);
       if (running) {
         ptx::wgmma_wait<1>();
         release<Traits>(empty, before.slot, thread.lane);
@@ -76,7 +86,7 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
       // One chunk keeps running while the next is issued, but only if that has arrived: else its slot is more use
       // empty.
       if (i + 1 < chain_end) {
-        running = ptx::mbarrier_try_wait(full + 8 * position.slot, position.parity);
+        running = ptx::mbarrier_test_wait(full + 8 * position.slot, position.parity);
         if (!running) {
           ptx::wgmma_wait<0>();
           release<Traits>(empty, before.slot, thread.lane);
@@ -99,7 +109,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
                                                   float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::shared_address(shared.full);
   const uint32_t empty = ptx::shared_address(shared.empty);
-  const uint32_t ring = ptx::shared_address(ring_memory);
+  const Operands operands(ptx::shared_address(ring_memory), thread.warpgroup);
   const int last_block = static_cast<int>(ceil_divide(p.n, kScaleBlock)) - 1;
   const float* row_scales[2];
 #pragma unroll
@@ -113,7 +123,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
     float sums[Traits::kAccumulators];
     ptx::mbarrier_wait(full + 8 * position.slot, position.parity);
     const int slot_offset = position.slot * Traits::kSlotBytes;
-    multiply_chunk<Traits>(ring + slot_offset, thread.warpgroup, false, sums);
+    multiply_chunk<Traits>(operands, position.slot, false, sums);
     const float row_scale[2] = {row_scales[0][chunk], row_scales[1][chunk]};
     const auto* token_scales =
         reinterpret_cast<const float2*>(ring_memory + slot_offset + kBlockBytes + Traits::kTokenBytes);

@@ -1,0 +1,268 @@
+// bench_gemm: the packed FP8 GEMM at the shapes of Gemma 4 31B, as one JSON file.
+//
+//   bench_gemm --out gemm.json [--commit HASH] [--driver VERSION] [--tokens 1,64,128] [--idle-ms 40] [--plans all]
+//
+// Every figure is microseconds of one product inside a CUDA graph of many: the weights rotate over 1.4 GB, the graph is
+// launched once to warm up and five times for the median, after an idle gap (the power limit lowers the clock of long
+// runs). pct_read is the weights' bytes a second over the read ceiling of the same run; the yardsticks are cuBLASLt's
+// row-wise scales with promoted and with fast accumulation, and per-tensor scales with fast accumulation. The error is
+// that of the first 128 rows and up to 8 tokens against float64 on the same codes.
+// With --plans all, every split of K and the plan without shared tokens are measured too.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "attention/device_data.h"
+#include "core/bf16.h"
+#include "core/e4m3.h"
+#include "gemm/cublaslt.h"
+#include "gemm/packed_fp8/launch.h"
+
+namespace quaver::bench {
+namespace {
+
+using packed_fp8::GemmPlan;
+using packed_fp8::GemmShape;
+using packed_fp8::MaxClusters;
+using packed_fp8::Scaling;
+
+constexpr int64_t kPoolBytes = int64_t{1400} << 20;
+constexpr int kRepetitions = 5;
+constexpr Device kGpu{.kind = Device::Kind::kCuda, .index = 0};
+
+struct Product {
+  const char* name;
+  int64_t n, k;
+};
+constexpr std::array kProducts{Product{"gate_up", 43008, 5376},   Product{"down", 5376, 21504},
+                               Product{"qkv_local", 16384, 5376}, Product{"o_local", 5376, 8192},
+                               Product{"qk_global", 18432, 5376}, Product{"o_global", 5376, 16384}};
+
+struct Options {
+  std::string out = "gemm.json";
+  std::string commit = "unknown";
+  std::string driver = "unknown";
+  std::vector<int64_t> tokens{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192};
+  int idle_ms = 40;
+  bool all_plans = false;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : options_(options),
+        most_tokens_(std::ranges::max(options.tokens)),
+        pool_(kPoolBytes),
+        tokens_(packed_fp8::packed_bytes(most_tokens_, 21504)),
+        out_(most_tokens_ * 43008),
+        token_scales_(most_tokens_),
+        weight_scales_(43008) {
+    fill_normal_e4m3(pool_.data(), pool_.size(), 1, stream_.get());
+    fill_normal_e4m3(tokens_.data(), tokens_.size(), 2, stream_.get());
+    const auto scales = [](const DeviceBuffer<float>& buffer, float base) {
+      std::vector<float> values(static_cast<size_t>(buffer.size()));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = base * (1.0F + static_cast<float>(i % 7) / 8.0F);
+      check_cuda(cudaMemcpy(buffer.data(), values.data(), buffer.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+      return values;
+    };
+    host_token_scales_ = scales(token_scales_, 0.5F);
+    host_weight_scales_ = scales(weight_scales_, 0.01F);
+    check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+  }
+
+  nlohmann::json run() {
+    const double read = read_gbps();
+    nlohmann::json cases;
+    for (const int64_t m : options_.tokens) {
+      for (const Product& product : kProducts) cases.push_back(measure(product, m, read));
+    }
+    return {{"commit", options_.commit},
+            {"gpu", device_.name},
+            {"driver", options_.driver},
+            {"cublaslt", lt_ ? lt_->version() : "none"},
+            {"idle_ms", options_.idle_ms},
+            {"max_clusters", gemm_.max_clusters()},
+            {"sm_clock_mhz", measure_sm_clock_mhz(stream_.get())},
+            {"ceilings", {{"read_gbps", read}}},
+            {"cases", cases}};
+  }
+
+ private:
+  /// Median microseconds of one call of `launch(i)` in a graph of `count`.
+  template <class Launch>
+  double graph_us(int count, const Launch& launch) {
+    const CudaGraphExec graph = capture_graph(stream_.get(), [&](cudaStream_t stream) {
+      for (int i = 0; i < count; ++i) launch(i, stream);
+    });
+    check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+    std::this_thread::sleep_for(std::chrono::milliseconds(options_.idle_ms));
+    std::array<float, kRepetitions> times{};
+    check_cuda(cudaGraphLaunch(graph.get(), stream_.get()), "cudaGraphLaunch");
+    for (float& ms : times) {
+      check_cuda(cudaEventRecord(begin_.get(), stream_.get()), "cudaEventRecord");
+      check_cuda(cudaGraphLaunch(graph.get(), stream_.get()), "cudaGraphLaunch");
+      check_cuda(cudaEventRecord(end_.get(), stream_.get()), "cudaEventRecord");
+      check_cuda(cudaEventSynchronize(end_.get()), "cudaEventSynchronize");
+      check_cuda(cudaEventElapsedTime(&ms, begin_.get(), end_.get()), "cudaEventElapsedTime");
+    }
+    std::ranges::sort(times);
+    return 1e3 * static_cast<double>(times[kRepetitions / 2]) / count;
+  }
+
+  double read_gbps() {
+    DeviceBuffer<uint32_t> sink(4);
+    const double us = graph_us(4, [&](int, cudaStream_t s) { read_all(pool_.data(), kPoolBytes, sink.data(), s); });
+    return static_cast<double>(kPoolBytes) / us / 1e3;
+  }
+
+  nlohmann::json measure(const Product& product, int64_t m, double read) {
+    const int64_t bytes = product.n * product.k;
+    const int buffers = static_cast<int>(std::min<int64_t>(kPoolBytes / bytes, 24));
+    // About 6 ms of weights, so that a graph's own start does not show; a few products where each takes long.
+    const int count =
+        m > 512 ? 4 : std::max(buffers, static_cast<int>(std::min(48.0, 6e3 / (static_cast<double>(bytes) / 3.5e6))));
+    const GemmShape shape{.m = m, .n = product.n, .k = product.k};
+    const GemmPlan plan = gemm_.plan(shape, Scaling::kOuter);
+    const packed_fp8::PackedTokens tokens{.packed = tokens_.data(), .m = m, .scales = token_scales_.data()};
+    const TensorView out(out_.data(), DType::kBF16, {m, product.n}, kGpu);
+    const auto weight = [&](int i) {
+      return packed_fp8::PackedWeight{.packed = pool_.data() + i % buffers * bytes,
+                                      .n = product.n,
+                                      .k = product.k,
+                                      .scales = weight_scales_.data()};
+    };
+    const auto planned_us = [&](const GemmPlan& p) {
+      return graph_us(count, [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, s); });
+    };
+    gemm_.run(plan, weight(0), tokens, out, stream_.get());
+    const double error = relative_l2(shape);
+    const double us = planned_us(plan);
+    nlohmann::json result = {{"name", product.name},
+                             {"m", m},
+                             {"n", product.n},
+                             {"k", product.k},
+                             {"plan", to_string(plan)},
+                             {"us", us},
+                             {"weight_gbps", static_cast<double>(bytes) / us / 1e3},
+                             {"pct_read", 100.0 * static_cast<double>(bytes) / us / 1e3 / read},
+                             {"tflops", 2.0 * static_cast<double>(m * bytes) / us / 1e6},
+                             {"rel_l2", error}};
+    if (lt_) result["cublaslt_us"] = yardsticks(shape, count, buffers);
+    if (options_.all_plans) {
+      for (int split = 1; split <= packed_fp8::kMaxSplit; ++split) {
+        MaxClusters only = gemm_.max_clusters();
+        for (int other = 2; other <= packed_fp8::kMaxSplit; ++other) only[static_cast<size_t>(other)] *= other == split;
+        if (split > 1) only[1] = 1;
+        const GemmPlan other = packed_fp8::plan_gemm(shape, Scaling::kOuter, only);
+        result["plans"][to_string(other)] = planned_us(other);
+      }
+    }
+    std::printf("%s\n", result.dump().c_str());
+    std::fflush(stdout);
+    return result;
+  }
+
+  nlohmann::json yardsticks(const GemmShape& shape, int count, int buffers) {
+    struct Kind {
+      const char* name;
+      ScaleKind scales;
+      bool fast;
+    };
+    nlohmann::json result;
+    for (const Kind& kind :
+         {Kind{"row_wise", ScaleKind::kRowWise, false}, Kind{"row_wise_fast", ScaleKind::kRowWise, true},
+          Kind{"per_tensor_fast", ScaleKind::kPerTensor, true}}) {
+      const auto yardstick = lt_->prepare(
+          {.m = shape.m, .n = shape.n, .k = shape.k, .scales = kind.scales, .fast_accumulation = kind.fast},
+          token_scales_.data(), weight_scales_.data());
+      if (!yardstick) continue;
+      result[kind.name] = graph_us(count, [&](int i, cudaStream_t s) {
+        yardstick->run(pool_.data() + i % buffers * shape.n * shape.k, tokens_.data(), out_.data(), s);
+      });
+    }
+    return result;
+  }
+
+  double relative_l2(const GemmShape& shape) {
+    const int64_t rows = std::min<int64_t>(shape.n, 128);
+    const int64_t tokens = std::min<int64_t>(shape.m, 8);
+    std::vector<uint8_t> w(static_cast<size_t>(packed_fp8::packed_bytes(rows, shape.k)));  // the first blocks
+    std::vector<uint8_t> x(w.size());
+    std::vector<Bf16> y(static_cast<size_t>(tokens * shape.n));
+    const auto fetch = [](auto& to, const void* from) {
+      check_cuda(cudaMemcpy(to.data(), from, to.size() * sizeof(to[0]), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    };
+    check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+    fetch(w, pool_.data());
+    fetch(x, tokens_.data());
+    fetch(y, out_.data());
+    double error = 0.0;
+    double square = 0.0;
+    for (int64_t token = 0; token < tokens; ++token) {
+      for (int64_t row = 0; row < rows; ++row) {
+        double sum = 0.0;
+        for (int64_t c = 0; c < shape.k; ++c) {
+          const auto value = [&](const std::vector<uint8_t>& codes, int64_t at) {
+            return static_cast<double>(
+                e4m3_decode(codes[static_cast<size_t>(packed_fp8::packed_offset(at, c, shape.k))]));
+          };
+          sum += value(w, row) * value(x, token);
+        }
+        sum *= static_cast<double>(host_weight_scales_[static_cast<size_t>(row)]) *
+               static_cast<double>(host_token_scales_[static_cast<size_t>(token)]);
+        const double got = static_cast<double>(to_float(y[static_cast<size_t>(token * shape.n + row)]));
+        error += (got - sum) * (got - sum);
+        square += sum * sum;
+      }
+    }
+    return std::sqrt(error / square);
+  }
+
+  Options options_;
+  DeviceInfo device_ = query_device(0);
+  packed_fp8::PackedGemm gemm_{device_};
+  std::unique_ptr<CublasLt> lt_ = open_cublaslt();
+  CudaStream stream_ = make_stream();
+  CudaEvent begin_ = make_event();
+  CudaEvent end_ = make_event();
+  int64_t most_tokens_;
+  DeviceBuffer<uint8_t> pool_, tokens_;
+  DeviceBuffer<Bf16> out_;
+  DeviceBuffer<float> token_scales_, weight_scales_;
+  std::vector<float> host_token_scales_, host_weight_scales_;
+};
+
+}  // namespace
+}  // namespace quaver::bench
+
+int main(int argc, char** argv) {
+  quaver::bench::Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string option = argv[i];
+    if (option == "--out") options.out = argv[i + 1];
+    if (option == "--commit") options.commit = argv[i + 1];
+    if (option == "--driver") options.driver = argv[i + 1];
+    if (option == "--idle-ms") options.idle_ms = std::stoi(argv[i + 1]);
+    if (option == "--plans") options.all_plans = std::string(argv[i + 1]) == "all";
+    if (option == "--tokens") {
+      options.tokens.clear();
+      std::istringstream list(argv[i + 1]);
+      for (std::string m; std::getline(list, m, ',');) options.tokens.push_back(std::stoll(m));
+    }
+  }
+  try {
+    const nlohmann::json report = quaver::bench::Bench(options).run();
+    std::ofstream(options.out) << report.dump(2) << "\n";
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_gemm: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
