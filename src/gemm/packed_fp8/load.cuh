@@ -98,6 +98,7 @@ class Loader {
 #pragma unroll 1
       for (int chunk = tile.chunk_begin; chunk < tile.chunk_end; ++chunk) {
         if (!visit(index, position, chunk_bytes, piece)) return;
+        __syncwarp();  // a lane without a piece must not fall a whole turn of the ring behind: it would wait for ever
         piece.from += piece.step;
         position = position.next(p_.num_slots);
         ++index;
