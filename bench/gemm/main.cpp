@@ -1,13 +1,14 @@
 // bench_gemm: the packed FP8 GEMM at the shapes of Gemma 4 31B, as one JSON file.
 //
 //   bench_gemm --out gemm.json [--commit HASH] [--driver VERSION] [--tokens 1,64,128] [--idle-ms 40] [--plans all]
+//              [--products down,o_local]
 //
 // Every figure is microseconds of one product inside a CUDA graph of many: the weights rotate over 1.4 GB, the graph is
 // launched once to warm up and five times for the median, after an idle gap (the power limit lowers the clock of long
 // runs). pct_read is the weights' bytes a second over the read ceiling of the same run; the yardsticks are cuBLASLt's
 // row-wise scales with promoted and with fast accumulation, and per-tensor scales with fast accumulation. The error is
 // that of the first 128 rows and up to 8 tokens against float64 on the same codes.
-// With --plans all, every split of K and the plan without shared tokens are measured too.
+// With --plans all, the best plan of each size of cluster is measured too.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -52,6 +53,7 @@ struct Options {
   std::vector<int64_t> tokens{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192};
   int idle_ms = 40;
   bool all_plans = false;
+  std::string products;  ///< empty: all
 };
 
 class Bench {
@@ -81,7 +83,10 @@ class Bench {
     const double read = read_gbps();
     nlohmann::json cases;
     for (const int64_t m : options_.tokens) {
-      for (const Product& product : kProducts) cases.push_back(measure(product, m, read));
+      for (const Product& product : kProducts) {
+        const bool wanted = options_.products.empty() || options_.products.find(product.name) != std::string::npos;
+        if (wanted) cases.push_back(measure(product, m, read));
+      }
     }
     return {{"commit", options_.commit},
             {"gpu", device_.name},
@@ -156,10 +161,10 @@ class Bench {
                              {"rel_l2", error}};
     if (lt_) result["cublaslt_us"] = yardsticks(shape, count, buffers);
     if (options_.all_plans) {
-      for (int split = 1; split <= packed_fp8::kMaxSplit; ++split) {
-        MaxClusters only = gemm_.max_clusters();
-        for (int other = 2; other <= packed_fp8::kMaxSplit; ++other) only[static_cast<size_t>(other)] *= other == split;
-        if (split > 1) only[1] = 1;
+      for (size_t cluster = 1; cluster <= packed_fp8::kMaxCluster; ++cluster) {
+        MaxClusters only{};
+        only[cluster] = gemm_.max_clusters()[cluster];
+        only[1] = std::max(only[1], 1);
         const GemmPlan other = packed_fp8::plan_gemm(shape, Scaling::kOuter, only);
         result["plans"][to_string(other)] = planned_us(other);
       }
@@ -250,6 +255,7 @@ int main(int argc, char** argv) {
     if (option == "--commit") options.commit = argv[i + 1];
     if (option == "--driver") options.driver = argv[i + 1];
     if (option == "--idle-ms") options.idle_ms = std::stoi(argv[i + 1]);
+    if (option == "--products") options.products = argv[i + 1];
     if (option == "--plans") options.all_plans = std::string(argv[i + 1]) == "all";
     if (option == "--tokens") {
       options.tokens.clear();

@@ -45,7 +45,7 @@ TEST(PackedGemm, ExactOnIntegersAtAnyShape) {
       for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {61, 100}, {136, 384}, {1000, 1111}, {509, 2048}}) {
         GemmCase test({.shape = {.m = m, .n = n, .k = k}, .scaling = scaling, .seed = static_cast<uint64_t>(m)});
         const GemmPlan plan = device_gemm().plan(test.spec().shape, scaling);
-        plans.emplace(plan.cluster, plan.grid.token_tile);
+        plans.emplace(plan.grid.cluster(), plan.grid.token_tile);
         expect_exact(test, plan);
       }
     }
@@ -54,29 +54,37 @@ TEST(PackedGemm, ExactOnIntegersAtAnyShape) {
 }
 
 TEST(PackedGemm, EveryClusterAndSeveralTilesACta) {
-  std::set<std::tuple<int, int, bool>> reached;  // (split, token tile, several tiles)
+  std::set<std::tuple<int, bool, int>> reached;  // (parts of K, pairs, token tile) with several tiles a CTA
   for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
     for (const int64_t m : {5, 13, 29, 64, 120, 300}) {
       for (const int64_t n : {200, 1003}) {
         GemmCase test({.shape = {.m = m, .n = n, .k = 900}, .scaling = scaling, .seed = static_cast<uint64_t>(n)});
-        for (int split = 1; split <= packed_fp8::kMaxSplit; ++split) {
-          for (const int clusters : {1, 3, 9}) {
-            MaxClusters only{};  // the plan has no choice but this split, or shared tokens
-            only[1] = split == 1 ? clusters : 1;
-            only[static_cast<size_t>(split)] = clusters;
-            const GemmPlan plan = packed_fp8::plan_gemm(test.spec().shape, scaling, only);
-            reached.emplace(plan.grid.split, plan.grid.token_tile, plan.waves > 1);
-            expect_exact(test, plan);
+        const GemmPlan some = device_gemm().plan(test.spec().shape, scaling);
+        for (const bool pairs : {false, true}) {
+          for (int split = 1; split * (pairs ? 2 : 1) <= packed_fp8::kMaxCluster; ++split) {
+            for (const int clusters : {1, 3, 40}) {
+              GemmPlan plan = some;
+              packed_fp8::TileGrid& grid = plan.grid;
+              grid.token_tile =
+                  m <= 128 || split > 1 || scaling == Scaling::kBlock ? std::min(grid.token_tile, 128) : 192;
+              grid.split = split;
+              grid.pairs = pairs;
+              grid.row_tiles = (grid.row_groups + 14) / 15;  // 120 rows at most
+              grid.row_tiles += pairs ? grid.row_tiles % 2 : 0;
+              plan.num_clusters = std::min(clusters, grid.num_tiles());
+              if (grid.num_tiles() > plan.num_clusters) reached.emplace(split, pairs, grid.token_tile);
+              expect_exact(test, plan);
+            }
           }
         }
       }
     }
   }
-  for (const int split : {1, 2, 3, 4}) {
-    for (const int tile : {8, 16, 32, 64, 128})
-      EXPECT_TRUE(reached.contains({split, tile, true})) << split << " " << tile;
+  for (const int tile : {8, 16, 32, 64, 128}) {
+    for (const int split : {1, 2, 3, 4}) EXPECT_TRUE(reached.contains({split, false, tile})) << split << " " << tile;
+    for (const int split : {1, 2}) EXPECT_TRUE(reached.contains({split, true, tile})) << split << " pairs " << tile;
   }
-  EXPECT_TRUE(reached.contains({1, 192, true}) || reached.contains({1, 192, false}));
+  EXPECT_TRUE(reached.contains({1, true, 192}));
 }
 
 TEST(PackedGemm, OneScaleForAllTokens) {

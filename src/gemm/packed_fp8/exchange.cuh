@@ -19,29 +19,45 @@ template <class Traits>
   return {even_begin(part, split, Traits::kBlocks), even_begin(part + 1, split, Traits::kBlocks)};
 }
 
+/// Parts that have blocks: all, unless the tile has fewer blocks than parts.
+template <class Traits>
+[[nodiscard]] __device__ __forceinline__ int num_receivers(int split) {
+  return min(split, Traits::kBlocks);
+}
+
+/// Parts besides `part` whose buffers it must find empty before it sends again.
+template <class Traits>
+[[nodiscard]] __device__ __forceinline__ int other_receivers(int part, int split) {
+  return num_receivers<Traits>(split) - (part < num_receivers<Traits>(split) ? 1 : 0);
+}
+
 /// Replaces the sums of this part's blocks by those over all parts. `round` counts the tiles of the CTA.
 template <class Traits>
-__device__ __forceinline__ void exchange(SharedState<Traits>& shared, float4* buffer, const MathThread& thread,
-                                         int split, int rank, int round, bool last,
+__device__ __forceinline__ void exchange(const TileGrid& grid, SharedState<Traits>& shared, float4* buffer,
+                                         const MathThread& thread, int rank, int round, bool last,
                                          float (&total)[Traits::kAccumulators]) {
+  const int split = grid.split;
+  const int part = grid.part_of(rank);
+  const int row = grid.row_of(rank);
   constexpr int kBlockSums = 128 * kMathWarpgroups;  // float4 of a block: one a math thread
   const int slot_blocks = exchange_slot_blocks(Traits::kBlocks, split);
   const uint32_t full = ptx::shared_address(&shared.exchange_full[thread.warpgroup]);
   const uint32_t empty = ptx::shared_address(&shared.exchange_empty[thread.warpgroup]);
   const int own_sums = thread.warpgroup * 128 + thread.index();
-  const BlockRange mine = part_blocks<Traits>(rank, split);
+  const BlockRange mine = part_blocks<Traits>(part, split);
   const auto parity = static_cast<uint32_t>(round & 1);
 
   if (thread.index() == 0) ptx::mbarrier_arrive_expect(full, (split - 1) * (mine.end - mine.begin) * 128 * 16);
-  if (round > 0) ptx::mbarrier_wait_cluster(empty, parity ^ 1U);
+  if (round > 0 && other_receivers<Traits>(part, split) > 0) ptx::mbarrier_wait_cluster(empty, parity ^ 1U);
 #pragma unroll 1
   for (int step = 1; step < split; ++step) {  // each part begins with another one
-    const int to = rank + step < split ? rank + step : rank + step - split;
+    const int to = part + step < split ? part + step : part + step - split;
     const BlockRange blocks = part_blocks<Traits>(to, split);
-    const int sender = rank < to ? rank : rank - 1;
+    const int sender = part < to ? part : part - 1;
     const int first = (sender * slot_blocks - blocks.begin) * kBlockSums + own_sums;
-    const uint32_t remote_buffer = ptx::cluster_address(ptx::shared_address(buffer), to) + first * 16;
-    const uint32_t remote_full = ptx::cluster_address(full, to);
+    const uint32_t remote_buffer =
+        ptx::cluster_address(ptx::shared_address(buffer), grid.rank_of(row, to)) + first * 16;
+    const uint32_t remote_full = ptx::cluster_address(full, grid.rank_of(row, to));
 #pragma unroll
     for (int j = 0; j < Traits::kBlocks; ++j) {
       if (!blocks.contains(j)) continue;
@@ -60,24 +76,24 @@ __device__ __forceinline__ void exchange(SharedState<Traits>& shared, float4* bu
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll 1
     for (int from = 0, sender = 0; from < split; ++from) {
-      const float4 part = from == rank ? own : received[(sender * slot_blocks + j) * kBlockSums];
-      if (from != rank) ++sender;
-      sum.x += part.x;
-      sum.y += part.y;
-      sum.z += part.z;
-      sum.w += part.w;
+      const float4 other = from == part ? own : received[(sender * slot_blocks + j) * kBlockSums];
+      if (from != part) ++sender;
+      sum.x += other.x;
+      sum.y += other.y;
+      sum.z += other.z;
+      sum.w += other.w;
     }
     x[0] = sum.x;
     x[1] = sum.y;
     x[2] = sum.z;
     x[3] = sum.w;
   }
-  if (last) return;
+  if (last || part >= num_receivers<Traits>(split)) return;
   thread.sync_warpgroup();  // all threads have read
   if (thread.index() == 0) {
 #pragma unroll 1
     for (int to = 0; to < split; ++to) {
-      if (to != rank) ptx::mbarrier_arrive_remote(ptx::cluster_address(empty, to));
+      if (to != part) ptx::mbarrier_arrive_remote(ptx::cluster_address(empty, grid.rank_of(row, to)));
     }
   }
 }

@@ -5,20 +5,20 @@
 
 namespace quaver::packed_fp8 {
 
-template <int kTokens, bool kShareTokens, Scaling kScaling>
-void Instance<kTokens, kShareTokens, kScaling>::prepare() {
-  using Traits = GemmTraits<kTokens, kShareTokens, kScaling>;
+template <int kTokens, Scaling kScaling>
+void Instance<kTokens, kScaling>::prepare() {
+  using Traits = GemmTraits<kTokens, kScaling>;
   int most = 0;
-  for (int split = 1; split <= (kShareTokens ? 1 : kMaxSplit); ++split) {
+  for (int split = 1; split <= (Traits::kMaySplit ? kMaxCluster : 1); ++split) {
     most = dynamic_bytes<Traits>(split) > most ? dynamic_bytes<Traits>(split) : most;
   }
   check_cuda(cudaFuncSetAttribute(quaver_gemm_fp8<Traits>, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
              "cudaFuncSetAttribute");
 }
 
-template <int kTokens, bool kShareTokens, Scaling kScaling>
-int Instance<kTokens, kShareTokens, kScaling>::max_clusters(int cluster) {
-  using Traits = GemmTraits<kTokens, kShareTokens, kScaling>;
+template <int kTokens, Scaling kScaling>
+int Instance<kTokens, kScaling>::max_clusters(int cluster) {
+  using Traits = GemmTraits<kTokens, kScaling>;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
@@ -34,14 +34,15 @@ int Instance<kTokens, kShareTokens, kScaling>::max_clusters(int cluster) {
   return clusters;
 }
 
-template <int kTokens, bool kShareTokens, Scaling kScaling>
-void Instance<kTokens, kShareTokens, kScaling>::launch(Parameters parameters, cudaStream_t stream) {
-  using Traits = GemmTraits<kTokens, kShareTokens, kScaling>;
-  static_assert(ring_slots<Traits>(kShareTokens ? 1 : kMaxSplit) >= 4, "a ring that covers the latency of memory");
+template <int kTokens, Scaling kScaling>
+void Instance<kTokens, kScaling>::launch(Parameters parameters, cudaStream_t stream) {
+  using Traits = GemmTraits<kTokens, kScaling>;
+  static_assert(ring_slots<Traits>(Traits::kMaySplit ? kMaxCluster : 1) >= 4,
+                "a ring that covers the latency of memory");
   parameters.num_slots = ring_slots<Traits>(parameters.grid.split);
   launch_programmatic(quaver_gemm_fp8<Traits>,
-                      dim3(static_cast<unsigned>(parameters.cluster * parameters.num_clusters)), kThreads,
-                      dynamic_bytes<Traits>(parameters.grid.split), stream, parameters, parameters.cluster);
+                      dim3(static_cast<unsigned>(parameters.grid.cluster() * parameters.num_clusters)), kThreads,
+                      dynamic_bytes<Traits>(parameters.grid.split), stream, parameters, parameters.grid.cluster());
 }
 
 }  // namespace quaver::packed_fp8

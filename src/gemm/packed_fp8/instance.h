@@ -1,4 +1,4 @@
-// The compiled kernels: one file each under instances/ for the decode tiles, the shared tiles and the block scales.
+// The compiled kernels, in a file for each kind of scales under instances/.
 #pragma once
 
 #include "core/cuda.h"
@@ -6,7 +6,7 @@
 
 namespace quaver::packed_fp8 {
 
-template <int kTokens, bool kShareTokens, Scaling kScaling>
+template <int kTokens, Scaling kScaling>
 struct Instance {
   /// Lets the kernel use its shared memory on the current device.
   static void prepare();

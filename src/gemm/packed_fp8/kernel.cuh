@@ -23,9 +23,6 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
   uint8_t* const staging = staging_memory + thread.warpgroup * Traits::kStagingBytes;
   auto* const exchange_buffer = reinterpret_cast<float4*>(staging_memory + kMathWarpgroups * Traits::kStagingBytes);
   RingPosition position;
-  if (Traits::kSkew > 0 && thread.warpgroup == 1 && p.num_slots > Traits::kSkew && p.grid.chunks > Traits::kSkew) {
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[Traits::kSkew]), 0);
-  }
   const int num_tiles = p.grid.num_tiles();
   int round = 0;
   for (int index = cluster_of(p); index < num_tiles; index += p.num_clusters, ++round) {
@@ -40,9 +37,9 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
                        total);
     }
     BlockRange blocks{0, Traits::kBlocks};
-    if (!Traits::kShareTokens && p.grid.split > 1) {
-      exchange(shared, exchange_buffer, thread, p.grid.split, rank, round, index + p.num_clusters >= num_tiles, total);
-      blocks = part_blocks<Traits>(rank, p.grid.split);
+    if (Traits::kMaySplit && p.grid.split > 1) {
+      exchange(p.grid, shared, exchange_buffer, thread, rank, round, index + p.num_clusters >= num_tiles, total);
+      blocks = part_blocks<Traits>(p.grid.part_of(rank), p.grid.split);
     }
     TileStore<Traits>(p, tile, thread, shared, staging).run(scales, blocks, total);
   }
@@ -54,19 +51,21 @@ __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_cons
   __shared__ SharedState<Traits> shared;
   const auto warp = static_cast<int>(threadIdx.x) / 32;
 
+  const bool clustered = p.grid.cluster() > 1;
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.num_slots; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kMathWarps * (Traits::kShareTokens ? 2 : 1));
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kMathWarps * p.grid.rows_per_cluster());
     }
     for (int i = 0; i < kMathWarpgroups; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&shared.exchange_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.exchange_empty[i]), p.grid.split > 1 ? p.grid.split - 1 : 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.exchange_empty[i]),
+                         max(1, other_receivers<Traits>(p.grid.part_of(rank_of(p)), p.grid.split)));
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (p.cluster > 1) ptx::cluster_arrive();
+  if (clustered) ptx::cluster_arrive();
   ptx::launch_dependents();
 
   if (warp >= kMathWarps) {
@@ -74,16 +73,16 @@ __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_cons
     const bool loads = warp == kMathWarps;
     Loader<Traits> loader(p, shared, ptx::held_shared_address(memory));
     if (loads) loader.load_ahead();
-    if (p.cluster > 1) ptx::cluster_wait();
+    if (clustered) ptx::cluster_wait();
     if (loads) loader.run();
     __syncwarp();
   } else {
     ptx::increase_registers<Traits::kMathRegisters>();
-    if (p.cluster > 1) ptx::cluster_wait();
+    if (clustered) ptx::cluster_wait();
     ptx::grid_dependency_wait();
     multiply_tiles<Traits>(p, shared, memory);
   }
-  if constexpr (Traits::kShareTokens) {  // nobody leaves while the other CTA may still signal or write here
+  if (p.grid.pairs) {  // nobody leaves while the other CTA may still signal or write here
     ptx::cluster_arrive();
     ptx::cluster_wait();
   }

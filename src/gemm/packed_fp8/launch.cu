@@ -6,19 +6,15 @@
 namespace quaver::packed_fp8 {
 namespace {
 
-/// Calls action(Instance) for the kernel of a plan.
+/// Calls action(Instance) for the kernel of a token tile.
 template <class Action>
-void with_instance(int token_tile, bool share_tokens, Scaling scaling, const Action& action) {
+void with_instance(int token_tile, Scaling scaling, const Action& action) {
   if (scaling == Scaling::kBlock) {
-    if (share_tokens) return action(Instance<128, true, Scaling::kBlock>{});
-    with_value<8, 16, 32, 64, 128>(
-        token_tile, [&](auto tokens) { action(Instance<decltype(tokens)::value, false, Scaling::kBlock>{}); });
-  } else if (share_tokens) {
-    with_value<128, 192>(token_tile,
-                         [&](auto tokens) { action(Instance<decltype(tokens)::value, true, Scaling::kOuter>{}); });
+    with_value<8, 16, 32, 64, 128>(token_tile,
+                                   [&](auto tokens) { action(Instance<decltype(tokens)::value, Scaling::kBlock>{}); });
   } else {
-    with_value<8, 16, 32, 64, 128>(
-        token_tile, [&](auto tokens) { action(Instance<decltype(tokens)::value, false, Scaling::kOuter>{}); });
+    with_value<8, 16, 32, 64, 128, 192>(
+        token_tile, [&](auto tokens) { action(Instance<decltype(tokens)::value, Scaling::kOuter>{}); });
   }
 }
 
@@ -51,16 +47,13 @@ void check_arguments(const PackedWeight& weight, const PackedTokens& tokens, con
 PackedGemm::PackedGemm(const DeviceInfo& device) {
   check_as(ErrorKind::kUnsupported, device.arch == 90, "compute capability ", device.arch, " of ", device.name,
            ": expected 90 (the kernel uses WGMMA)");
-  for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
-    for (const int tokens : {8, 16, 32, 64, 128}) {
-      with_instance(tokens, false, scaling, [](auto instance) { decltype(instance)::prepare(); });
-    }
-    with_instance(128, true, scaling, [](auto instance) { decltype(instance)::prepare(); });
+  for (const int tokens : kTokenTiles) {
+    with_instance(tokens, Scaling::kOuter, [](auto instance) { decltype(instance)::prepare(); });
+    if (tokens <= 128) with_instance(tokens, Scaling::kBlock, [](auto instance) { decltype(instance)::prepare(); });
   }
-  with_instance(192, true, Scaling::kOuter, [](auto instance) { decltype(instance)::prepare(); });
   // All kernels take a whole SM, so what fits is the same for each of them.
-  for (int cluster = 1; cluster <= kMaxSplit; ++cluster) {
-    max_clusters_.at(static_cast<size_t>(cluster)) = Instance<128, false, Scaling::kOuter>::max_clusters(cluster);
+  for (int cluster = 1; cluster <= kMaxCluster; ++cluster) {
+    max_clusters_.at(static_cast<size_t>(cluster)) = Instance<128, Scaling::kOuter>::max_clusters(cluster);
   }
   check_as(ErrorKind::kUnsupported, max_clusters_[1] > 0, "shared memory of ", device.name,
            ": expected enough for one CTA of the GEMM kernel");
@@ -94,9 +87,8 @@ void PackedGemm::run(const GemmPlan& plan, const PackedWeight& weight, const Pac
       .m = static_cast<int>(tokens.m),
       .n = static_cast<int>(weight.n),
       .grid = plan.grid,
-      .cluster = plan.cluster,
       .num_clusters = plan.num_clusters};
-  with_instance(plan.grid.token_tile, plan.share_tokens, weight.scaling,
+  with_instance(plan.grid.token_tile, weight.scaling,
                 [&](auto instance) { decltype(instance)::launch(parameters, stream); });
 }
 

@@ -13,10 +13,10 @@ namespace quaver::packed_fp8 {
 
 /// Number of the CTA's cluster in the launch, and of the CTA in the cluster.
 [[nodiscard]] __device__ __forceinline__ int cluster_of(const Parameters& p) {
-  return static_cast<int>(blockIdx.x) / p.cluster;
+  return static_cast<int>(blockIdx.x) / p.grid.cluster();
 }
 [[nodiscard]] __device__ __forceinline__ int rank_of(const Parameters& p) {
-  return p.cluster > 1 ? ptx::cluster_rank() : 0;
+  return p.grid.cluster() > 1 ? ptx::cluster_rank() : 0;
 }
 
 /// What one lane of the loading warp copies into the slot of every chunk: lanes 0 and 1 the weights of a tile (its rows
@@ -54,6 +54,7 @@ class Loader {
         empty_(full_ + sizeof(shared.full)),
         ring_(ring),
         lane_(static_cast<int>(threadIdx.x) % 32),
+        pair_(static_cast<uint16_t>(0b11 << p.grid.rank_of(0, p.grid.part_of(rank_of(p))))),
         policy_(lane_ < kFirstTokenLane ? ptx::policy_evict_first() : ptx::policy_evict_last()) {}
 
   /// Weights do not depend on the kernel before this one: the ring fills with them while that one ends.
@@ -111,10 +112,11 @@ class Loader {
       return group_piece(p_.weights, p_.grid.chunks, tile.chunk_begin, tile.row_begin, tile.row_end, lane_);
     }
     if (lane_ < kScaleLane) {
-      // Each CTA of two that share tokens loads half of them for both.
-      const int half = tile.token_begin + Traits::kBlocks / 2;
-      const int begin = Traits::kShareTokens && rank == 1 ? min(half, tile.token_end) : tile.token_begin;
-      const int end = Traits::kShareTokens && rank == 0 ? min(half, tile.token_end) : tile.token_end;
+      // Each CTA of a pair loads half of the tokens for both.
+      const bool pairs = p_.grid.pairs;
+      const int half = min(tile.token_begin + Traits::kBlocks / 2, tile.token_end);
+      const int begin = pairs && p_.grid.row_of(rank) == 1 ? half : tile.token_begin;
+      const int end = pairs && p_.grid.row_of(rank) == 0 ? half : tile.token_end;
       Piece piece = group_piece(p_.tokens, p_.grid.chunks, tile.chunk_begin, begin, end, lane_ - kFirstTokenLane);
       piece.offset += kBlockBytes + (begin - tile.token_begin) * kGroupBytes;
       return piece;
@@ -133,8 +135,8 @@ class Loader {
     if (piece.bytes == 0) return;
     const uint32_t destination = ring_ + slot * Traits::kSlotBytes + piece.offset;
     const uint32_t full = full_ + 8 * slot;
-    if (Traits::kShareTokens && lane_ >= kFirstTokenLane && lane_ < kScaleLane) {
-      ptx::bulk_load_multicast(destination, piece.from, piece.bytes, full, 0b11, policy_);
+    if (p_.grid.pairs && lane_ >= kFirstTokenLane && lane_ < kScaleLane) {
+      ptx::bulk_load_multicast(destination, piece.from, piece.bytes, full, pair_, policy_);
     } else {
       ptx::bulk_load(destination, piece.from, piece.bytes, full, policy_);
     }
@@ -145,6 +147,7 @@ class Loader {
   uint32_t empty_;
   uint32_t ring_;
   int lane_;
+  uint16_t pair_;  ///< bits of the CTAs that share tokens with this one
   uint64_t policy_;
 };
 

@@ -25,15 +25,21 @@ struct MathThread {
   __device__ void sync_warpgroup() const { ptx::named_barrier_sync(1 + warpgroup, 128); }
 };
 
-/// Gives the slot back to whoever loads into it. One lane of every math warp, for each CTA.
-template <class Traits>
-__device__ __forceinline__ void release(uint32_t empty, int slot, int lane) {
-  if constexpr (Traits::kShareTokens) {
-    if (lane < 2) ptx::mbarrier_arrive_remote(ptx::cluster_address(empty + 8 * slot, lane));
-  } else {
-    if (lane == 0) ptx::mbarrier_arrive(empty + 8 * slot);
+/// Gives slots back to whoever loads into them: one lane of every math warp for each CTA that does.
+class SlotRelease {
+ public:
+  __device__ SlotRelease(const TileGrid& grid, uint32_t empty, int lane)
+      : active_(lane < grid.rows_per_cluster()),
+        empty_(grid.pairs ? ptx::cluster_address(empty, (ptx::cluster_rank() & ~1) + lane % 2) : empty) {}
+
+  __device__ void operator()(int slot) const {
+    if (active_) ptx::mbarrier_arrive_remote(empty_ + 8 * slot);
   }
-}
+
+ private:
+  bool active_;
+  uint32_t empty_;  ///< shared memory of the cluster, which the CTA's own is part of
+};
 
 /// WGMMA operands of a warpgroup in slot 0 of the ring.
 struct Operands {
@@ -65,7 +71,7 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
                                                  const MathThread& thread, int chunks, RingPosition& position,
                                                  float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::shared_address(shared.full);
-  const uint32_t empty = ptx::shared_address(shared.empty);
+  const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
   const Operands operands(ring, thread.warpgroup);
 #pragma unroll
   for (float& x : total) x = 0.0F;
@@ -79,7 +85,7 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
       multiply_chunk<Traits>(operands, position.slot, i > chunk, sums);
       if (running) {
         ptx::wgmma_wait<1>();
-        release<Traits>(empty, before.slot, thread.lane);
+        release(before.slot);
       }
       before = position;
       position = position.next(p.num_slots);
@@ -89,12 +95,12 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
         running = ptx::mbarrier_test_wait(full + 8 * position.slot, position.parity);
         if (!running) {
           ptx::wgmma_wait<0>();
-          release<Traits>(empty, before.slot, thread.lane);
+          release(before.slot);
         }
       }
     }
     ptx::wgmma_wait<0>();
-    release<Traits>(empty, before.slot, thread.lane);
+    release(before.slot);
     chunk = chain_end;
 #pragma unroll
     for (int i = 0; i < Traits::kAccumulators; ++i) total[i] += sums[i];
@@ -108,7 +114,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
                                                   const Tile& tile, RingPosition& position,
                                                   float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::shared_address(shared.full);
-  const uint32_t empty = ptx::shared_address(shared.empty);
+  const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
   const Operands operands(ptx::shared_address(ring_memory), thread.warpgroup);
   const int last_block = static_cast<int>(ceil_divide(p.n, kScaleBlock)) - 1;
   const float* row_scales[2];
@@ -138,7 +144,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
         x[1] = fmaf(sums[4 * j + 2 * i + 1], scale.y * row_scale[i], x[1]);
       }
     }
-    release<Traits>(empty, position.slot, thread.lane);
+    release(position.slot);
     position = position.next(p.num_slots);
   }
 }

@@ -20,7 +20,6 @@ struct Parameters {
   int m = 0;
   int n = 0;
   TileGrid grid{};
-  int cluster = 1;
   int num_clusters = 0;
   int num_slots = 0;  ///< of the ring
 };

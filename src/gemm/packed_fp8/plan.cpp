@@ -1,30 +1,29 @@
 #include "gemm/packed_fp8/plan.h"
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "core/check.h"
 
 namespace quaver::packed_fp8 {
 namespace {
 
-// Rates of an H200, in bytes a clock at 1.97 GHz: they rank plans, no result depends on them.
-constexpr double kHbmBytes = 2300.0;       // the whole device: 4.54 TB/s
-constexpr double kL2BytesPerCta = 40.0;    // L2 to one SM while all of them read
-constexpr double kExchangeBytes = 32.0;    // one CTA to the shared memory of others
+// Measured on an H200, in clocks of 1.97 GHz: they rank plans, no result depends on them.
+constexpr double kHbmBytes = 2300.0;       // a clock, the whole device: 4.54 TB/s
+constexpr double kL2Bytes = 3800.0;        // a clock, L2 to all SMs: 7.5 TB/s
+constexpr double kExchangeBytes = 32.0;    // a clock, one CTA to the shared memory of others
 constexpr double kExchangeLatency = 1500;  // barriers and the reading CTA's turn
-constexpr double kTileEnd = 1500;          // scale, convert and store a tile of prefill
+constexpr double kPairing = 60;            // a chunk: both CTAs must have emptied the slot
+constexpr double kTileEnd = 2000;          // scale, convert and store a tile while nobody multiplies
 
-/// Clocks of one chunk of 128 rows: WGMMA, and what a short chain of them leaves uncovered (barrier, promotion).
-double mma_clocks(int token_tile, bool share_tokens, Scaling scaling) {
-  const double overhead = share_tokens ? 40.0 : 200.0;
-  return 4.0 * token_tile + (scaling == Scaling::kBlock ? 300.0 : overhead);
+/// Clocks of one chunk of 128 rows that has arrived: barriers, issue, WGMMA against the copies in shared memory.
+double chunk_clocks(int token_tile, Scaling scaling) {
+  return 480.0 + 2.0 * token_tile + (scaling == Scaling::kBlock ? 300.0 : 0.0);
 }
 
 struct Candidate {
   int token_tile;
   int split;
-  bool share_tokens;
+  bool pairs;
 };
 
 struct Judged {
@@ -32,34 +31,33 @@ struct Judged {
   double clocks = 0.0;
 };
 
-Judged judge(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters, const Candidate& candidate) {
+Judged judge(const GemmShape& shape, Scaling scaling, int most_clusters, const Candidate& candidate) {
   GemmPlan plan;
-  plan.share_tokens = candidate.share_tokens;
-  plan.cluster = candidate.share_tokens ? 2 : candidate.split;
-  const int most = max_clusters.at(static_cast<size_t>(plan.cluster));
   TileGrid& grid = plan.grid;
   grid = {.row_groups = static_cast<int>(ceil_divide(shape.n, kGroupRows)),
           .token_groups = static_cast<int>(ceil_divide(shape.m, kGroupRows)),
           .chunks = static_cast<int>(num_chunks(shape.k)),
           .token_tile = candidate.token_tile,
-          .row_tiles_per_cluster = candidate.share_tokens ? 2 : 1,
-          .split = candidate.split};
-  const auto tokens = int64_t{grid.token_tiles()};
-  const int64_t least = ceil_divide(grid.row_groups, int64_t{kBlockGroups} * grid.row_tiles_per_cluster);
-  plan.waves = static_cast<int>(ceil_divide(least * tokens, most));
+          .split = candidate.split,
+          .pairs = candidate.pairs};
+  const int per_cluster = grid.rows_per_cluster();
+  const int64_t tokens = grid.token_tiles();
+  const int64_t least = ceil_divide(grid.row_groups, int64_t{kBlockGroups} * per_cluster);
   // As many row tiles as fill the waves: fewer rows each, every CTA busy until the end.
-  const int64_t filling = std::max(least, plan.waves * int64_t{most} / tokens);
-  const int64_t steps = std::min(filling, ceil_divide(grid.row_groups, grid.row_tiles_per_cluster));
-  grid.row_tiles = static_cast<int>(steps) * grid.row_tiles_per_cluster;
-  plan.num_clusters = static_cast<int>(std::min<int64_t>(grid.num_tiles(), most));
+  const int64_t waves = ceil_divide(least * tokens, most_clusters);
+  const int64_t filling = std::max(least, waves * int64_t{most_clusters} / tokens);
+  const int64_t steps = std::min(filling, ceil_divide(grid.row_groups, per_cluster));
+  grid.row_tiles = static_cast<int>(steps) * per_cluster;
+  plan.num_clusters = std::min(grid.num_tiles(), most_clusters);
   plan.waves = static_cast<int>(ceil_divide(grid.num_tiles(), plan.num_clusters));
 
-  const double rows = kGroupRows * static_cast<double>(ceil_divide(grid.row_groups, grid.row_tiles));
-  const double tile_tokens = static_cast<double>(candidate.token_tile);
-  const double chunks = static_cast<double>(ceil_divide(grid.chunks, grid.split));
-  const double loaded = kChunk * (rows + tile_tokens / grid.row_tiles_per_cluster);
-  const double chunk =
-      std::max(loaded / kL2BytesPerCta, mma_clocks(candidate.token_tile, candidate.share_tokens, scaling));
+  const double ctas = static_cast<double>(plan.num_clusters) * grid.cluster();
+  const double rows = kGroupRows * static_cast<double>(grid.row_groups) / grid.row_tiles;
+  const double tile_tokens = candidate.token_tile;
+  const double loaded = kChunk * (rows + tile_tokens / per_cluster);
+  const double chunk = std::max(ctas * loaded / kL2Bytes, chunk_clocks(candidate.token_tile, scaling)) +
+                       (candidate.pairs ? kPairing : 0.0);
+  const double chunks = plan.waves * static_cast<double>(ceil_divide(grid.chunks, grid.split));
   double tile_end = tokens > 1 ? kTileEnd : 0.0;
   if (grid.split > 1) {
     const double sent = 4.0 * kBlockRows * tile_tokens * (grid.split - 1) / grid.split;
@@ -67,7 +65,9 @@ Judged judge(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clu
   }
   // Weights stream from HBM whatever the tiles are; CTAs with fewer rows leave their share of it to the others.
   const double stream = static_cast<double>(shape.n) * static_cast<double>(shape.k) / kHbmBytes;
-  return {.plan = plan, .clocks = std::max(stream, plan.waves * chunks * chunk) + plan.waves * tile_end};
+  const double work = chunks * chunk;
+  // The shorter of the two does not disappear behind the longer one.
+  return {.plan = plan, .clocks = std::max(stream, work) + std::min(stream, work) / 4 + plan.waves * tile_end};
 }
 
 }  // namespace
@@ -79,19 +79,18 @@ GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& m
   check(shape.k >= 1 && shape.k <= kLimit, "in features ", shape.k, ": expected 1 to ", kLimit);
   check(max_clusters[1] > 0, "CTAs that fit the device ", max_clusters[1], ": expected at least 1");
 
+  int token_tile = kTokenTiles.front();  // the smallest that holds all tokens, or one of the largest two
+  for (const int tile : kTokenTiles) token_tile = token_tile < shape.m && tile <= 128 ? tile : token_tile;
   Judged best;
   const auto consider = [&](const Candidate& candidate) {
-    const int cluster = candidate.share_tokens ? 2 : candidate.split;
-    if (max_clusters.at(static_cast<size_t>(cluster)) < 1 || num_chunks(shape.k) < candidate.split) return;
-    const Judged judged = judge(shape, scaling, max_clusters, candidate);
+    const int most = max_clusters.at(static_cast<size_t>(candidate.split * (candidate.pairs ? 2 : 1)));
+    if (most < 1 || num_chunks(shape.k) < candidate.split) return;
+    const Judged judged = judge(shape, scaling, most, candidate);
     if (best.plan.num_clusters == 0 || judged.clocks < best.clocks) best = judged;
   };
-  int small = 8;  // the smallest tile that holds all tokens, 128 at most
-  while (small < 128 && small < shape.m) small *= 2;
-  for (int split = 1; split <= kMaxSplit; ++split) consider({small, split, false});
-  if (shape.m > 128) {
-    consider({128, 1, true});
-    if (scaling == Scaling::kOuter) consider({192, 1, true});
+  for (const bool pairs : {false, true}) {
+    for (int split = 1; split * (pairs ? 2 : 1) <= kMaxCluster; ++split) consider({token_tile, split, pairs});
+    if (shape.m > 128 && scaling == Scaling::kOuter) consider({kTokenTiles.back(), 1, pairs});
   }
   return best.plan;
 }
@@ -99,9 +98,9 @@ GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& m
 std::string to_string(const GemmPlan& plan) {
   const TileGrid& grid = plan.grid;
   const int64_t rows = kGroupRows * ceil_divide(grid.row_groups, grid.row_tiles);
-  return concat("tile ", rows, "x", grid.token_tile, ", K in ", grid.split, ", ", grid.num_tiles(), " tiles on ",
-                plan.num_clusters, " clusters of ", plan.cluster, plan.share_tokens ? " sharing tokens" : "", " (",
-                plan.waves, plan.waves == 1 ? " wave)" : " waves)");
+  return concat("tile ", rows, "x", grid.token_tile, grid.pairs ? ", pairs" : "", ", K in ", grid.split, ", ",
+                grid.num_tiles(), " tiles on ", plan.num_clusters, " clusters (", plan.waves,
+                plan.waves == 1 ? " wave)" : " waves)");
 }
 
 }  // namespace quaver::packed_fp8

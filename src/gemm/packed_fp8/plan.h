@@ -22,23 +22,24 @@ enum class Scaling : uint8_t {
   kBlock,  ///< a weight scale per 128x128 block, an activation scale per token and 128 columns
 };
 
-inline constexpr int kMaxSplit = 4;  ///< CTAs that may share the K of a tile
+/// Tokens of a tile that kernels are compiled for. The last one only without block scales.
+inline constexpr std::array kTokenTiles{8, 16, 32, 64, 128, 192};
+
+inline constexpr int kMaxCluster = 4;  ///< CTAs
 
 /// How many clusters of each size run at once (index: CTAs a cluster; 0 is unused).
-using MaxClusters = std::array<int, kMaxSplit + 1>;
+using MaxClusters = std::array<int, kMaxCluster + 1>;
 
 struct GemmPlan {
   TileGrid grid{};
-  bool share_tokens = false;  ///< clusters of 2 CTAs that load their token tile once, by multicast
-  int cluster = 1;            ///< CTAs a cluster
-  int num_clusters = 0;       ///< of the launch; each takes every num_clusters-th tile
-  int waves = 0;              ///< tiles that the busiest cluster takes
+  int num_clusters = 0;  ///< of the launch; each takes every num_clusters-th tile
+  int waves = 0;         ///< tiles that the busiest cluster takes
 };
 
 /// Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller to skip).
 [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters);
 
-/// One line, e.g. "tile 112x128, 396 tiles on 132 clusters of 1 (3 waves)".
+/// One line, e.g. "tile 112x128, pairs, K in 1, 198 tiles on 66 clusters (3 waves)".
 [[nodiscard]] std::string to_string(const GemmPlan& plan);
 
 }  // namespace quaver::packed_fp8

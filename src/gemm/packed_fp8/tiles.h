@@ -1,8 +1,8 @@
 // Which part of the product a CTA computes. Pure arithmetic, the same on the host (plan, tests) and in the kernel.
 //
 // A tile is up to 128 weight rows (whole groups of 8, spread evenly over the row tiles) times up to `token_tile`
-// tokens. Clusters take tiles cluster, cluster + num_clusters, …. Inside a cluster the CTAs either split K of the same
-// tile (split > 1) or take neighbouring row tiles of the same tokens (row_tiles_per_cluster = 2).
+// tokens. Clusters take tiles cluster, cluster + num_clusters, …. The CTAs of a cluster take parts of K (`split`), and
+// in pairs neighbouring row tiles of the same tokens (`pairs`): rank = 2 * part + row with pairs, rank = part without.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,20 @@ struct TileGrid {
   int token_groups = 0;  ///< ceil(M / 8)
   int chunks = 0;        ///< ceil(K / 128)
   int token_tile = 0;    ///< tokens of a tile
-  int row_tiles = 0;     ///< a multiple of row_tiles_per_cluster
-  int row_tiles_per_cluster = 1;
-  int split = 1;  ///< CTAs of a cluster that share the chunks of a tile
+  int row_tiles = 0;     ///< even with pairs
+  int split = 1;         ///< parts of K
+  bool pairs = false;    ///< two CTAs load the tokens that they share once
 
   [[nodiscard]] QUAVER_HD constexpr int token_tiles() const {
     return (token_groups * kGroupRows + token_tile - 1) / token_tile;
   }
+  [[nodiscard]] QUAVER_HD constexpr int rows_per_cluster() const { return pairs ? 2 : 1; }      ///< in row tiles
+  [[nodiscard]] QUAVER_HD constexpr int cluster() const { return split * rows_per_cluster(); }  ///< in CTAs
+  [[nodiscard]] QUAVER_HD constexpr int row_of(int rank) const { return pairs ? rank & 1 : 0; }
+  [[nodiscard]] QUAVER_HD constexpr int part_of(int rank) const { return pairs ? rank >> 1 : rank; }
+  [[nodiscard]] QUAVER_HD constexpr int rank_of(int row, int part) const { return pairs ? 2 * part + row : part; }
   /// Tiles that clusters take.
-  [[nodiscard]] QUAVER_HD constexpr int num_tiles() const { return row_tiles / row_tiles_per_cluster * token_tiles(); }
+  [[nodiscard]] QUAVER_HD constexpr int num_tiles() const { return row_tiles / rows_per_cluster() * token_tiles(); }
 };
 
 /// Groups of 8 rows and of 8 tokens, and chunks of K: half-open ranges.
@@ -48,15 +53,15 @@ struct Tile {
 /// The tile with number `index` (0 … num_tiles() - 1) as CTA `rank` of its cluster computes it.
 [[nodiscard]] QUAVER_HD constexpr Tile tile_at(const TileGrid& grid, int index, int rank) {
   const int token_tiles = grid.token_tiles();
-  const int row_steps = grid.row_tiles / grid.row_tiles_per_cluster;
+  const int row_steps = grid.row_tiles / grid.rows_per_cluster();
   const int band = index / (kRasterTokenTiles * row_steps);  // 8 token tiles times all rows
   const int in_band = index - band * kRasterTokenTiles * row_steps;
   const int left = token_tiles - band * kRasterTokenTiles;
   const int width = left < kRasterTokenTiles ? left : kRasterTokenTiles;
   const int row_step = in_band / width;
   const int token_tile = band * kRasterTokenTiles + in_band % width;
-  const int row_tile = row_step * grid.row_tiles_per_cluster + (grid.row_tiles_per_cluster > 1 ? rank : 0);
-  const int part = grid.split > 1 ? rank : 0;
+  const int row_tile = row_step * grid.rows_per_cluster() + grid.row_of(rank);
+  const int part = grid.part_of(rank);
   const int tile_groups = grid.token_tile / kGroupRows;
   const int token_end = (token_tile + 1) * tile_groups;
   return {.row_begin = even_begin(row_tile, grid.row_tiles, grid.row_groups),

@@ -17,22 +17,22 @@ inline constexpr int kStagedTokens = 64;  ///< tokens whose outputs a warpgroup 
 /// Most shared memory of a CTA of compute capability 9.0.
 inline constexpr int kSharedBytesPerCta = 227 * 1024;
 
-template <int kTokens_, bool kShareTokens_, Scaling kScaling_>
+template <int kTokens_, Scaling kScaling_>
 struct GemmTraits {
-  static constexpr int kTokens = kTokens_;             ///< of a tile: N of the WGMMA, whose 64 rows are weights
-  static constexpr bool kShareTokens = kShareTokens_;  ///< clusters of 2 load them once
+  static constexpr int kTokens = kTokens_;  ///< of a tile: N of the WGMMA, whose 64 rows are weights
   static constexpr Scaling kScaling = kScaling_;
+
+  static constexpr bool kMaySplit = kTokens <= 128;  ///< K over a cluster: beyond, no registers are left for it
 
   static constexpr int kBlocks = kTokens / 8;        ///< accumulator columns in eights: 4 registers a thread each
   static constexpr int kAccumulators = kTokens / 2;  ///< registers a thread
-  /// Chunks whose products stay in the tensor core's 13-bit accumulator before they are added up in FP32: K = 512
-  /// leaves 3.3e-4 relative error (128: 1.3e-4, never: 3.1e-3 at K = 21,504) and costs nothing measurable.
-  static constexpr int kPromotedChunks = kScaling == Scaling::kBlock ? 1 : 4;
-  /// Chunks that the second warpgroup starts behind the first, so that one multiplies while the other stores its tile.
-  static constexpr int kSkew = kShareTokens ? 2 : 0;
+  /// Chunks whose products stay in the tensor core's 13-bit accumulator before they are added up in FP32. K = 512
+  /// leaves 3.3e-4 relative error and costs nothing measurable in decode (128: 1.3e-4, never: 3.1e-3 at K = 21,504); K
+  /// = 1,024 makes prefill 2 % faster.
+  static constexpr int kPromotedChunks = kScaling == Scaling::kBlock ? 1 : kTokens > 128 ? 8 : 4;
 
   /// setmaxnreg moves registers inside what the launch allocated: 3 * 128 * 168.
-  static constexpr int kLoadRegisters = kTokens > 128 ? 40 : 72;
+  static constexpr int kLoadRegisters = 40;
   static constexpr int kMathRegisters = (3 * 168 - kLoadRegisters) / kMathWarpgroups;
 
   static constexpr int kTokenBytes = kTokens * kChunk;
@@ -41,7 +41,6 @@ struct GemmTraits {
   static constexpr int kStagingBytes = (kTokens < kStagedTokens ? kTokens : kStagedTokens) * kWarpgroupRows * 2;
 
   static_assert(kTokens % 8 == 0 && (kTokens <= 64 || kTokens % 64 == 0), "whole accumulator blocks, whole stagings");
-  static_assert(kTokens % 16 == 0 || !kShareTokens, "both CTAs of a cluster load half of the tokens, in groups of 8");
   static_assert(2 * kAccumulators + 40 <= kMathRegisters, "FP32 sums and the running chain beside addresses");
   static_assert(kSlotBytes % 128 == 0 && kStagingBytes % 128 == 0, "core matrices and bulk copies need alignment");
 };

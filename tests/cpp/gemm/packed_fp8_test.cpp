@@ -13,7 +13,7 @@ namespace {
 
 using quaver::testing::expect_error;
 
-constexpr MaxClusters kH200{0, 132, 66, 42, 32};
+constexpr MaxClusters kH200{0, 132, 66, 39, 30};
 
 TEST(PackedLayout, SpelledOut) {
   EXPECT_EQ(packed_offset(0, 0, 300), 0);
@@ -55,7 +55,7 @@ TEST(PackedLayout, GroupsOfAChunkAreContiguous) {
 void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
   const TileGrid& grid = plan.grid;
   ASSERT_GE(plan.num_clusters, 1);
-  ASSERT_EQ(plan.cluster, grid.split * grid.row_tiles_per_cluster);
+  ASSERT_LE(grid.cluster(), kMaxCluster);
   ASSERT_EQ(grid.row_groups, (shape.n + 7) / 8);
   ASSERT_EQ(grid.token_groups, (shape.m + 7) / 8);
   ASSERT_EQ(grid.chunks, (shape.k + 127) / 128);
@@ -66,13 +66,13 @@ void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
     int taken = 0;
     for (int index = cluster; index < grid.num_tiles(); index += plan.num_clusters, ++taken) {
       int last_chunk = 0;
-      for (int rank = 0; rank < plan.cluster; ++rank) {
+      for (int rank = 0; rank < grid.cluster(); ++rank) {
         const Tile tile = tile_at(grid, index, rank);
         ASSERT_LE(tile.row_end - tile.row_begin, kBlockGroups);
         ASSERT_LE((tile.token_end - tile.token_begin) * 8, grid.token_tile);
         ASSERT_LT(tile.token_begin, tile.token_end);
         ASSERT_LT(tile.chunk_begin, tile.chunk_end);
-        if (grid.split > 1) {
+        if (grid.row_of(rank) == 0) {
           ASSERT_EQ(tile.chunk_begin, last_chunk);
           last_chunk = tile.chunk_end;
         }
@@ -100,7 +100,7 @@ TEST(GemmPlan, TilesCoverEveryShapeOnce) {
             SCOPED_TRACE(concat("SMs ", device[1], ", m ", m, ", n ", n, ", k ", k, ": ", to_string(plan)));
             expect_cover(plan, {.m = m, .n = n, .k = k});
             if (::testing::Test::HasFatalFailure()) return;
-            EXPECT_LE(plan.num_clusters, device.at(static_cast<size_t>(plan.cluster)));
+            EXPECT_LE(plan.num_clusters, device.at(static_cast<size_t>(plan.grid.cluster())));
           }
         }
       }
@@ -109,25 +109,26 @@ TEST(GemmPlan, TilesCoverEveryShapeOnce) {
 }
 
 TEST(GemmPlan, RowsAloneFillTheDeviceWhereTheyCan) {
-  const GemmPlan gate_up = plan_gemm({.m = 128, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
-  EXPECT_EQ(to_string(gate_up), "tile 112x128, K in 1, 396 tiles on 132 clusters of 1 (3 waves)");
+  const GemmPlan gate_up = plan_gemm({.m = 8, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(gate_up), "tile 112x8, K in 1, 396 tiles on 132 clusters (3 waves)");
   const GemmPlan qkv = plan_gemm({.m = 16, .n = 16384, .k = 5376}, Scaling::kOuter, kH200);
-  EXPECT_EQ(to_string(qkv), "tile 128x16, K in 1, 132 tiles on 132 clusters of 1 (1 wave)");
+  EXPECT_EQ(to_string(qkv), "tile 128x16, K in 1, 132 tiles on 132 clusters (1 wave)");
 }
 
 TEST(GemmPlan, FewRowsSplitK) {
-  const GemmPlan down = plan_gemm({.m = 128, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
-  EXPECT_EQ(to_string(down), "tile 128x128, K in 3, 42 tiles on 42 clusters of 3 (1 wave)");
-  const GemmPlan out = plan_gemm({.m = 64, .n = 5376, .k = 8192}, Scaling::kOuter, kH200);
-  EXPECT_EQ(to_string(out), "tile 88x64, K in 2, 66 tiles on 66 clusters of 2 (1 wave)");
+  const GemmPlan down = plan_gemm({.m = 8, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(down), "tile 88x8, K in 2, 66 tiles on 66 clusters (1 wave)");
 }
 
-TEST(GemmPlan, ManyTokensAreShared) {
-  const GemmPlan plan = plan_gemm({.m = 8192, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
-  EXPECT_TRUE(plan.share_tokens);
-  EXPECT_EQ(plan.grid.token_tile, 192);
+TEST(GemmPlan, PairsShareManyTokens) {
+  const GemmPlan gate_up = plan_gemm({.m = 128, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(gate_up), "tile 112x128, pairs, K in 1, 198 tiles on 66 clusters (3 waves)");
+  const GemmPlan down = plan_gemm({.m = 128, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(down), "tile 96x128, pairs, K in 2, 30 tiles on 30 clusters (1 wave)");
+  const GemmPlan prefill = plan_gemm({.m = 8192, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(prefill), "tile 128x192, pairs, K in 1, 7224 tiles on 66 clusters (110 waves)");
   const GemmPlan blocks = plan_gemm({.m = 8192, .n = 43008, .k = 5376}, Scaling::kBlock, kH200);
-  EXPECT_TRUE(blocks.share_tokens);
+  EXPECT_TRUE(blocks.grid.pairs);
   EXPECT_EQ(blocks.grid.token_tile, 128);
 }
 

@@ -2,11 +2,10 @@
 
 namespace quaver::packed_fp8 {
 
-template struct Instance<8, false, Scaling::kBlock>;
-template struct Instance<16, false, Scaling::kBlock>;
-template struct Instance<32, false, Scaling::kBlock>;
-template struct Instance<64, false, Scaling::kBlock>;
-template struct Instance<128, false, Scaling::kBlock>;
-template struct Instance<128, true, Scaling::kBlock>;
+template struct Instance<8, Scaling::kBlock>;
+template struct Instance<16, Scaling::kBlock>;
+template struct Instance<32, Scaling::kBlock>;
+template struct Instance<64, Scaling::kBlock>;
+template struct Instance<128, Scaling::kBlock>;
 
 }  // namespace quaver::packed_fp8
