@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/numerics.md, between their markers, from the files in bench/results.
+"""Writes tables into README.md and other documents, between their markers, from the files in bench/results.
 
 `--check` changes nothing and fails when a document does not show what the result files say.
 """
@@ -81,9 +81,51 @@ def numerics_tables() -> str:
     return "\n".join(lines).strip()
 
 
+LOCAL_LAYER = ("gate_up", "down", "qkv_local", "o_local")
+YARDSTICKS = ("row_wise", "row_wise_fast", "per_tensor_fast")
+
+
+def gemm_table() -> str:
+    report = json.loads((RESULTS / "h200/gemm.json").read_text(encoding="utf-8"))
+    cases = {(case["m"], case["name"]): case for case in report["cases"]}
+    tokens = sorted({m for m, _ in cases})
+    lines = [
+        "Microseconds of a local layer (of the read ceiling), of its four products, and of the layer with cuBLASLt:",
+        "",
+        f"| M | layer | {' | '.join(LOCAL_LAYER)} | row-wise | row-wise, fast accumulation | per-tensor, fast |",
+        "|---|---|" + "---|" * (len(LOCAL_LAYER) + len(YARDSTICKS)),
+    ]
+    for m in (m for m in tokens if m <= 256):
+        row = [cases[m, name] for name in LOCAL_LAYER]
+        total = sum(case["us"] for case in row)
+        floor = sum(case["n"] * case["k"] for case in row) / report["ceilings"]["read_gbps"] / 1e3
+        peers = [f"{sum(case['cublaslt_us'][peer] for case in row):.1f}" for peer in YARDSTICKS]
+        shown = [f"{case['us']:.1f}" for case in row]
+        lines.append(f"| {m} | **{total:.1f}** ({100 * floor / total:.0f} %) | {' | '.join(shown + peers)} |")
+    lines += [
+        "",
+        "TFLOP/s (of cuBLASLt row-wise):",
+        "",
+        f"| M | {' | '.join(LOCAL_LAYER)} |",
+        "|---|" + "---|" * len(LOCAL_LAYER),
+    ]
+    for m in (m for m in tokens if m > 256):
+        row = [cases[m, name] for name in LOCAL_LAYER]
+        shown = [f"{case['tflops']:.0f} ({100 * case['cublaslt_us']['row_wise'] / case['us']:.0f} %)" for case in row]
+        lines.append(f"| {m} | {' | '.join(shown)} |")
+    lines += [
+        "",
+        f"{report['gpu']}, driver {report['driver']}, commit {report['commit']}, cuBLASLt {report['cublaslt']}; read "
+        f"ceiling of the same run {report['ceilings']['read_gbps'] / 1000:.2f} TB/s; in CUDA graphs with rotated "
+        f"weights, {report['idle_ms']} ms idle before each.",
+    ]
+    return "\n".join(lines)
+
+
 DOCUMENTS = {
     ROOT / "README.md": ("decode table", decode_table),
     ROOT / "docs/numerics.md": ("numerics tables", numerics_tables),
+    ROOT / "src/gemm/packed_fp8/README.md": ("GEMM table", gemm_table),
 }
 
 

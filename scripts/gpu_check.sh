@@ -39,13 +39,14 @@ for step in $steps; do
     sanitize)  # memcheck over every kind of launch; synccheck does not know setmaxnreg and racecheck not mbarriers, so
                # racecheck has the kernels without them: append, page copies, read-back, general
       run memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$tests" \
-        --gtest_filter='DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
+        --gtest_filter='PackedGemm.Every*:PackedGemm.Rows*:DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
       run racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$tests" \
         --gtest_filter='Append*:CopyPages.*:ReadBack.*:GeneralProbes.*-*EveryBf16Value*:AppendLimits.*'
       ;;
     bench)
       run bench build/cuda/bench/attention/bench_attention --out "$out/decode.json" --commit "$commit" --driver "$driver"
       cat "$out/bench.log"
+      run bench_gemm build/cuda/bench/gemm/bench_gemm --out "$out/gemm.json" --commit "$commit" --driver "$driver"
       ;;
     *) echo "unknown step $step: expected build, test, sanitize or bench" >&2; exit 2 ;;
   esac

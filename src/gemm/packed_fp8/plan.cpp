@@ -9,15 +9,14 @@ namespace {
 
 // Measured on an H200, in clocks of 1.97 GHz: they rank plans, no result depends on them.
 constexpr double kHbmBytes = 2300.0;       // a clock, the whole device: 4.54 TB/s
-constexpr double kL2Bytes = 3800.0;        // a clock, L2 to all SMs: 7.5 TB/s
+constexpr double kL2Bytes = 4600.0;        // a clock, L2 to all SMs
 constexpr double kExchangeBytes = 32.0;    // a clock, one CTA to the shared memory of others
-constexpr double kExchangeLatency = 1500;  // barriers and the reading CTA's turn
-constexpr double kPairing = 60;            // a chunk: both CTAs must have emptied the slot
+constexpr double kExchangeLatency = 4000;  // of a tile: its parts end together, nothing is multiplied meanwhile
 constexpr double kTileEnd = 2000;          // scale, convert and store a tile while nobody multiplies
 
 /// Clocks of one chunk of 128 rows that has arrived: barriers, issue, WGMMA against the copies in shared memory.
 double chunk_clocks(int token_tile, Scaling scaling) {
-  return 480.0 + 2.0 * token_tile + (scaling == Scaling::kBlock ? 300.0 : 0.0);
+  return 480.0 + 2.6 * token_tile + (scaling == Scaling::kBlock ? 300.0 : 0.0);
 }
 
 struct Candidate {
@@ -55,8 +54,7 @@ Judged judge(const GemmShape& shape, Scaling scaling, int most_clusters, const C
   const double rows = kGroupRows * static_cast<double>(grid.row_groups) / grid.row_tiles;
   const double tile_tokens = candidate.token_tile;
   const double loaded = kChunk * (rows + tile_tokens / per_cluster);
-  const double chunk = std::max(ctas * loaded / kL2Bytes, chunk_clocks(candidate.token_tile, scaling)) +
-                       (candidate.pairs ? kPairing : 0.0);
+  const double chunk = std::max(ctas * loaded / kL2Bytes, chunk_clocks(candidate.token_tile, scaling));
   const double chunks = plan.waves * static_cast<double>(ceil_divide(grid.chunks, grid.split));
   double tile_end = tokens > 1 ? kTileEnd : 0.0;
   if (grid.split > 1) {
@@ -88,10 +86,10 @@ GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& m
     const Judged judged = judge(shape, scaling, most, candidate);
     if (best.plan.num_clusters == 0 || judged.clocks < best.clocks) best = judged;
   };
-  for (const bool pairs : {false, true}) {
-    for (int split = 1; split * (pairs ? 2 : 1) <= kMaxCluster; ++split) consider({token_tile, split, pairs});
-    if (shape.m > 128 && scaling == Scaling::kOuter) consider({kTokenTiles.back(), 1, pairs});
-  }
+  // With few tokens, what pairs save of L2's bandwidth they lose by waiting for each other.
+  const bool pairs = shape.m > 128 && max_clusters[2] > 0;
+  for (int split = 1; split * (pairs ? 2 : 1) <= kMaxCluster; ++split) consider({token_tile, split, pairs});
+  if (shape.m > 128 && scaling == Scaling::kOuter) consider({kTokenTiles.back(), 1, pairs});
   return best.plan;
 }
 

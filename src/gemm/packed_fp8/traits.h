@@ -29,7 +29,7 @@ struct GemmTraits {
   /// Chunks whose products stay in the tensor core's 13-bit accumulator before they are added up in FP32. K = 512
   /// leaves 3.3e-4 relative error and costs nothing measurable in decode (128: 1.3e-4, never: 3.1e-3 at K = 21,504); K
   /// = 1,024 makes prefill 2 % faster.
-  static constexpr int kPromotedChunks = kScaling == Scaling::kBlock ? 1 : kTokens > 128 ? 8 : 4;
+  static constexpr int kPromotedChunks = kScaling == Scaling::kBlock ? 1 : kTokens >= 128 ? 8 : 4;
 
   /// setmaxnreg moves registers inside what the launch allocated: 3 * 128 * 168.
   static constexpr int kLoadRegisters = 40;
