@@ -154,7 +154,8 @@ TEST(PackedGemm, NanStaysInItsTokenAndRow) {
   }
 }
 
-/// K = 512 stays in the tensor core's 13-bit accumulator: 3.3e-4, and BF16 rounding 1.66e-3.
+/// What stays in the tensor core's 13-bit accumulator: K = 512 (3.3e-4), 1,024 from 128 tokens a tile on (5.3e-4), 128
+/// with block scales (1.3e-4). BF16 rounding adds 1.66e-3.
 void expect_close(GemmCase& test, const GemmPlan& plan) {
   SCOPED_TRACE(concat("m ", test.spec().shape.m, ", n ", test.spec().shape.n, ", k ", test.spec().shape.k, ": ",
                       to_string(plan)));
@@ -173,7 +174,7 @@ void expect_close(GemmCase& test, const GemmPlan& plan) {
   const std::vector<float> wide = chosen(test.run(plan, DType::kF32, nullptr));
   const std::vector<float> narrow = chosen(test.run(plan, DType::kBF16, nullptr));
   const bool blocks = test.spec().scaling == Scaling::kBlock;
-  const double error = blocks ? 2e-4 : 5e-4;
+  const double error = blocks ? 2e-4 : plan.grid.token_tile < 128 ? 4e-4 : 6e-4;
   EXPECT_TRUE(close_to<float>(wide, expected, row, {.relative_l2 = error, .worst_row = 2 * error, .gain = error}));
   EXPECT_TRUE(close_to<float>(narrow, expected, row, {.relative_l2 = 1.9e-3, .worst_row = 2.6e-3, .gain = error}));
 }

@@ -33,7 +33,6 @@ class SlotRelease {
         active_(lane < grid.rows_per_cluster()),
         empty_(grid.pairs ? ptx::cluster_address(empty, (ptx::cluster_rank() & ~1) + lane % 2) : empty) {}
 
-  /// The form for barriers of other CTAs takes 90 clk longer, which every chunk of a small tile waits for.
   __device__ void operator()(int slot) const {
     if (!active_) return;
     if (pairs_) {
