@@ -32,10 +32,10 @@ __device__ __forceinline__ void bulk_load(uint32_t destination, const void* sour
 
 /// The same for lines that other CTAs want too.
 __device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   destination),
-               "l"(source), "r"(bytes), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 
 }  // namespace quaver::ptx

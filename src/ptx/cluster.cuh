@@ -13,8 +13,8 @@ __device__ __forceinline__ int cluster_rank() {
   return rank;
 }
 
-/// PTX ISA "barrier.cluster.arrive", .relaxed: orders no memory accesses of its own (a fence before it may). All lanes of
-/// a warp together.
+/// PTX ISA "barrier.cluster.arrive", .relaxed: orders no memory accesses of its own (a fence before it may). All lanes
+/// of a warp together.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -81,7 +81,8 @@ GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& m
   for (const int tile : kTokenTiles) token_tile = token_tile < shape.m && tile <= 128 ? tile : token_tile;
   Judged best;
   const auto consider = [&](const Candidate& candidate) {
-    const int most = max_clusters.at(static_cast<size_t>(candidate.split * (candidate.pairs ? 2 : 1)));
+    const int cluster = candidate.split * (candidate.pairs ? 2 : 1);
+    const int most = max_clusters.at(static_cast<size_t>(cluster));
     if (most < 1 || num_chunks(shape.k) < candidate.split) return;
     const Judged judged = judge(shape, scaling, most, candidate);
     if (best.plan.num_clusters == 0 || judged.clocks < best.clocks) best = judged;
