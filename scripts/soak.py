@@ -62,7 +62,8 @@ def main() -> int:
     result = judge(cases, alone, together, memory, figures)
     print(json.dumps(result, indent=1))
     if options.out:
-        save(options.out, {k: str(v) for k, v in vars(options).items()}, [result])
+        settings = {name: value for name, value in vars(options).items() if name != "out"}
+        save(options.out, settings | {"model": options.model.resolve().name}, [result])
     return 0 if result["passed"] else 1
 
 

@@ -53,14 +53,15 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options as they go into the result file: no functions, paths and infinity as text."""
+    """The options as they go into the result file: folders by their names, infinity as text."""
     skipped = {"run", "command", "what", "save_result", "plot"}
-    values = {name: value for name, value in vars(options).items() if name not in skipped}
-    return {name: value if _is_json(value) else str(value) for name, value in values.items()}
+    return {name: _as_json(value) for name, value in vars(options).items() if name not in skipped}
 
 
-def _is_json(value: object) -> bool:
-    return not isinstance(value, Path) and value != float("inf")
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.resolve().name
+    return str(value) if value == float("inf") else value
 
 
 def num_prompts(options: argparse.Namespace, concurrency: int | None) -> int:
