@@ -48,7 +48,7 @@ def test_log_likelihood_and_generation(gemma_server: LocalServer) -> None:
     """Token ids both ways: lm-eval uses the server's own tokenizer, and then puts no <bos> in front, add_bos_token or
     not. A model that guesses has 0.25 and 0."""
     results = evaluate(
-        gemma_server, "local-completions", "/v1/completions", ["quaver_endings", "quaver_capitals"], limit=8,
+        gemma_server, "local-completions", "/v1/completions", ["quaver_endings", "quaver_capitals"], limit=6,
         system_instruction="<bos>",
     )  # fmt: skip
     assert results["quaver_endings"]["acc,none"] >= 0.6
@@ -57,7 +57,7 @@ def test_log_likelihood_and_generation(gemma_server: LocalServer) -> None:
 
 def test_chat(gemma_server: LocalServer) -> None:
     results = evaluate(
-        gemma_server, "local-chat-completions", "/v1/chat/completions", ["quaver_capitals"], limit=8,
+        gemma_server, "local-chat-completions", "/v1/chat/completions", ["quaver_capitals"], limit=6,
         apply_chat_template=True, fewshot_as_multiturn=True,
     )  # fmt: skip
     assert results["quaver_capitals"]["contains,none"] >= 0.6
