@@ -20,6 +20,17 @@ CASES = {
     "d512_b128_kv8704": "512, batch 128, 8704 keys",
     "d256_b64_kv8192_rows32": "256, batch 64, 8192 keys, 32 rows a kv head",
 }
+PREFILL_CASES = {
+    "d256_b1_q8192_kv8192_causal_single": "256, causal 8192",
+    "d256_b1_q16384_kv16384_causal_single": "256, causal 16384",
+    "d256_b1_q8192_kv8192_w1024_single": "256, causal 8192, window 1024",
+    "d256_b4_q4096_kv4096_causal_single": "256, 4 x 4096",
+    "d256_b1_q2048_kv32768_causal_single": "256, chunk of 2048 at 32768",
+    "d192_b1_q8192_kv8192_causal_single": "192, causal 8192",
+    "d128_b1_q8192_kv8192_causal_single": "128, causal 8192",
+    "d128_b1_q16384_kv16384_causal_single": "128, causal 16384",
+    "d64_b1_q8192_kv8192_causal_single": "64, causal 8192",
+}
 PEERS = ("FA3 FP8 two-level", "FA3 FP8 one-level", "cuDNN FP8")
 
 COLUMNS = {
@@ -54,6 +65,23 @@ def decode_table() -> str:
         f"{report['gpu']}, driver {report['driver']}, commit {report['commit']}; read ceiling of the same run "
         f"{report['ceilings']['read_gbps'] / 1000:.2f} TB/s.",
     ]
+    return "\n".join(lines)
+
+
+def prefill_table() -> str:
+    report = json.loads((RESULTS / "h200/prefill.json").read_text(encoding="utf-8"))
+    peers = json.loads((RESULTS / "h200/peers.json").read_text(encoding="utf-8"))["prefill_tflops"]
+    cases = {case["name"]: case for case in report["cases"]}
+    names = (*PEERS, "BF16, best")
+    lines = [
+        f"| head dim, case | Quaver, TFLOP/s | error | {' | '.join(names)} |",
+        "|---|---|---|" + "---|" * len(names),
+    ]
+    for name, title in PREFILL_CASES.items():
+        shown = [str(peers.get(name, {}).get(peer, "–")) for peer in names]
+        case = cases[name]
+        lines.append(f"| {title} | **{case['tflops']:.0f}** | {case['rel_l2']:.1e} | {' | '.join(shown)} |")
+    lines += ["", f"{report['gpu']}, driver {report['driver']}, commit {report['commit']}."]
     return "\n".join(lines)
 
 
@@ -123,15 +151,17 @@ def gemm_table() -> str:
 
 
 DOCUMENTS = {
-    ROOT / "README.md": ("decode table", decode_table),
-    ROOT / "docs/numerics.md": ("numerics tables", numerics_tables),
-    ROOT / "src/gemm/packed_fp8/README.md": ("GEMM table", gemm_table),
+    ("README.md", "decode table"): decode_table,
+    ("README.md", "prefill table"): prefill_table,
+    ("docs/numerics.md", "numerics tables"): numerics_tables,
+    ("src/gemm/packed_fp8/README.md", "GEMM table"): gemm_table,
 }
 
 
 def main() -> int:
     stale = 0
-    for document, (title, render) in DOCUMENTS.items():
+    for (name, title), render in DOCUMENTS.items():
+        document = ROOT / name
         begin = f"<!-- begin: {title}, written by bench/render_tables.py -->"
         end = f"<!-- end: {title} -->"
         text = document.read_text(encoding="utf-8")

@@ -46,6 +46,8 @@ for step in $steps; do
     bench)
       run bench build/cuda/bench/attention/bench_attention --out "$out/decode.json" --commit "$commit" --driver "$driver"
       cat "$out/bench.log"
+      run bench_prefill build/cuda/bench/attention/bench_attention --suite prefill --out "$out/prefill.json" --commit "$commit" --driver "$driver"
+      cat "$out/bench_prefill.log"
       run bench_gemm build/cuda/bench/gemm/bench_gemm --out "$out/gemm.json" --commit "$commit" --driver "$driver"
       ;;
     *) echo "unknown step $step: expected build, test, sanitize or bench" >&2; exit 2 ;;

@@ -1,10 +1,11 @@
 // bench_attention: times the GPU attention kernels and writes one JSON file.
 //
-//   bench_attention --out decode.json [--only NAME] [--commit HASH] [--driver VERSION]
+//   bench_attention [--suite decode|prefill] --out decode.json [--only NAME] [--commit HASH] [--driver VERSION]
 //
 // Every time is the median of 21 launches after 3 to warm up, L2 flushed by reading 256 MB before each; the ceilings
 // come from the same run. graph_* cases give the time of one layer inside a CUDA graph of 40 or 8 layers with their own
 // pages, general_* those of the general kernel; append_case.h says what append_* are.
+// Cases of the suite prefill begin after one idle second: the power limit remembers.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -14,6 +15,7 @@
 
 #include "attention/append_case.h"
 #include "attention/decode_case.h"
+#include "attention/prefill_case.h"
 
 namespace quaver::bench {
 namespace {
@@ -136,23 +138,54 @@ void run(const std::string& out_path, const std::string& only, const std::string
   std::ofstream(out_path) << report.dump(2) << "\n";
 }
 
+void run_prefill(const std::string& out_path, const std::string& only, const std::string& commit,
+                 const std::string& driver) {
+  const DeviceInfo device = query_device(0);
+  const CudaStream stream = make_stream();
+  Timer timer(stream.get());
+  const DeviceBuffer<uint8_t> pages(int64_t{1200} << 20);
+  fill_normal_e4m3(pages.data(), pages.size(), 1, stream.get());
+  nlohmann::json report = {{"commit", commit},
+                           {"gpu", device.name},
+                           {"driver", driver},
+                           {"sm_clock_mhz", measure_sm_clock_mhz(stream.get())},
+                           {"ceilings", {{"read_gbps", timer.read_gbps(pages, int64_t{1} << 30)}}},
+                           {"cases", nlohmann::json::array()}};
+  std::printf("%-36s %10s %10s %10s\n", "case", "us", "TFLOP/s", "rel L2");
+  for (const PrefillSpec& spec : prefill_suite()) {
+    if (!only.empty() && spec.name.find(only) == std::string::npos) continue;
+    PrefillCase prefill(spec, pages, device, stream.get());
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // let the power limit forget the case before
+    const double us = prefill.time_us(timer);
+    const double tflops = prefill.flops() / us / 1e6;
+    const double error = prefill.relative_l2();
+    report["cases"].push_back({{"name", spec.name}, {"us", us}, {"tflops", tflops}, {"rel_l2", error}});
+    std::printf("%-36s %10.1f %10.0f %10.2e\n", spec.name.c_str(), us, tflops, error);
+    std::fflush(stdout);
+  }
+  std::ofstream(out_path) << report.dump(2) << "\n";
+}
+
 }  // namespace
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
+  std::string suite = "decode";
   std::string out = "decode.json";
   std::string only;
   std::string commit = "unknown";
   std::string driver = "unknown";
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
+    if (option == "--suite") suite = argv[i + 1];
     if (option == "--out") out = argv[i + 1];
     if (option == "--only") only = argv[i + 1];
     if (option == "--commit") commit = argv[i + 1];
     if (option == "--driver") driver = argv[i + 1];
   }
   try {
-    quaver::bench::run(out, only, commit, driver);
+    quaver::check(suite == "decode" || suite == "prefill", "--suite ", suite, ": expected decode or prefill");
+    (suite == "decode" ? quaver::bench::run : quaver::bench::run_prefill)(out, only, commit, driver);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_attention: %s\n", error.what());
     return 1;

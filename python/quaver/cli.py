@@ -154,7 +154,7 @@ def _run_convert(options: argparse.Namespace) -> int:
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     suites = parser.add_subparsers(dest="what", required=True, metavar="what")
     attention = suites.add_parser("attention", help="time the GPU attention kernels (needs an H100 or H200)")
-    attention.add_argument("--suite", default="decode", help="decode (default)")
+    attention.add_argument("--suite", default="decode", help="decode (default) or prefill")
     attention.add_argument("--out", type=Path, default=Path("decode.json"), help="report (default %(default)s)")
     attention.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     attention.add_argument("--plot", type=Path, metavar="FILE", help="draw the report as .svg or .png")

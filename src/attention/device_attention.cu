@@ -4,6 +4,7 @@
 
 #include "attention/checks.h"
 #include "attention/general/launch.h"
+#include "attention/tiles.h"
 
 namespace quaver {
 namespace {
@@ -26,6 +27,17 @@ void check_alignment(const ConstTensorView& view, std::string_view name, int64_t
   }
 }
 
+/// The decode kernel beside a prefill kernel: sequences of few rows are its own. None where it cannot take them, or
+/// where the user asked for the prefill kernel by name.
+std::optional<AttentionPlan> companion_plan(AttentionProblem& problem) {
+  if (problem.kernel) return std::nullopt;
+  problem.max_query_len = tiles::kMaxDecodeRows / (problem.num_q_heads / problem.kv.num_kv_heads);
+  problem.kernel = AttentionKernel::kDecodeFp8;
+  const auto decision = plan_attention(problem);
+  const auto* plan = std::get_if<AttentionPlan>(&decision);
+  return plan == nullptr ? std::nullopt : std::optional(*plan);
+}
+
 }  // namespace
 
 DeviceAttention::DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
@@ -33,7 +45,12 @@ DeviceAttention::DeviceAttention(const AttentionProblem& problem, const Attentio
     : problem_(problem) {
   switch (plan.kernel) {
     case AttentionKernel::kDecodeFp8: decode_.emplace(problem, plan, device, limits); return;
-    case AttentionKernel::kPrefillFp8: prefill_.emplace(problem, plan, device, limits.max_sequences, 1); return;
+    case AttentionKernel::kPrefillFp8: {
+      AttentionProblem few_rows = problem;
+      if (const auto companion = companion_plan(few_rows)) decode_.emplace(few_rows, *companion, device, limits);
+      prefill_.emplace(problem, plan, device, limits.max_sequences, decode_ ? tiles::kMaxDecodeRows + 1 : 1);
+      return;
+    }
     case AttentionKernel::kGeneral: general::prepare(problem, device); return;
     default: break;
   }

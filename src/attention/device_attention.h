@@ -20,6 +20,8 @@ class DeviceAttention {
   /// Allocates the work list and the workspace on the current device. Throws Error(kUnsupported) for a plan whose
   /// kernel does not run on `device`, Error(kInvalidArgument) for a plan that does not fit the problem,
   /// Error(kOutOfMemory).
+  /// With a plan for the prefill kernel, sequences of at most tiles::kMaxDecodeRows query rows a kv head in a call (the
+  /// decode rows of a mixed step) go to the decode kernel under its own plan, unless the problem names the kernel.
   DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                   const DeviceAttentionLimits& limits);
 
@@ -34,7 +36,7 @@ class DeviceAttention {
 
  private:
   AttentionProblem problem_;
-  std::optional<decode_fp8::DecodeFp8> decode_;  // both empty: the general kernel, which keeps nothing between calls
+  std::optional<decode_fp8::DecodeFp8> decode_;  // neither: the general kernel, which keeps nothing between calls
   std::optional<prefill_fp8::PrefillFp8> prefill_;
 };
 

@@ -26,7 +26,8 @@ AttentionPlan decode_plan(const AttentionProblem& problem, Precision precision, 
           .reason = {}};
 }
 
-AttentionPlan prefill_plan(const AttentionProblem& problem, Precision precision) {
+AttentionPlan prefill_plan(AttentionProblem& problem, Precision precision) {
+  problem.kernel = AttentionKernel::kPrefillFp8;
   return {.kernel = AttentionKernel::kPrefillFp8,
           .precision = precision,
           .kv_tile = tiles::kv_tile(tiles::KernelFamily::kPrefill, problem.kv.head_dim_k),

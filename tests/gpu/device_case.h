@@ -33,8 +33,8 @@ template <class T>
 [[nodiscard]] AttentionPlan decode_plan(const AttentionProblem& problem, Precision precision,
                                         bool batch_invariant = false);
 
-/// The same of the prefill kernel.
-[[nodiscard]] AttentionPlan prefill_plan(const AttentionProblem& problem, Precision precision);
+/// The same of the prefill kernel, which `problem` then asks for by name: for all rows, however few.
+[[nodiscard]] AttentionPlan prefill_plan(AttentionProblem& problem, Precision precision);
 
 /// Out and LSE of a run, as written; NaN where nothing was.
 struct Outputs {

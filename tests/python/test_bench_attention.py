@@ -12,6 +12,7 @@ from quaver.bench import attention
 from quaver.errors import BadInputError
 
 ROOT = Path(__file__).resolve().parents[2]
+PREFILL_CASE = {"name": "d256_b1_q8192_kv8192_causal_single", "us": 1040.0, "tflops": 1055.0, "rel_l2": 0.036}
 REPORT = {
     "commit": "abc1234",
     "gpu": "a GPU",
@@ -36,6 +37,15 @@ def test_runs_the_program_and_keeps_its_report(tmp_path, monkeypatch):
     attention.run("decode", out, plot=tmp_path / "decode.svg")
     assert json.loads(out.read_text()) == REPORT
     assert "d256_b64_kv8192" in (tmp_path / "decode.svg").read_text() or (tmp_path / "decode.svg").stat().st_size > 5000
+
+
+def test_prefill_reports_have_tflops(tmp_path, monkeypatch):
+    (tmp_path / "report.json").write_text(json.dumps(REPORT | {"cases": [PREFILL_CASE]}))
+    fake_program(tmp_path, f'test "$7 $8" = "--suite prefill" && cp {tmp_path}/report.json "$2"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    attention.run("prefill", tmp_path / "prefill.json", plot=tmp_path / "prefill.svg")
+    assert attention.speed(attention.read_report(tmp_path / "prefill.json")["cases"][0]) == 1055.0
+    assert (tmp_path / "prefill.svg").stat().st_size > 5000
 
 
 def test_a_failing_program_is_an_error(tmp_path, monkeypatch):
@@ -66,5 +76,6 @@ def test_a_report_that_is_none_is_refused(tmp_path, text):
 
 
 def test_the_committed_report_is_what_the_readme_shows():
-    attention.read_report(ROOT / "bench" / "results" / "h200" / "decode.json")
+    for suite in attention.SUITES:
+        attention.read_report(ROOT / "bench" / "results" / "h200" / f"{suite}.json")
     subprocess.run([sys.executable, ROOT / "bench" / "render_tables.py", "--check"], check=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quaver.errors import BadInputError
 
-SUITES = ("decode",)
+SUITES = ("decode", "prefill")
 PROGRAM = "bench_attention"
 BUILD_TREE = Path(__file__).resolve().parents[3] / "build" / "cuda" / "bench" / "attention" / PROGRAM
 
@@ -49,6 +49,7 @@ def run(suite: str, out: Path, only: str = "", plot: Path | None = None) -> None
     if suite not in SUITES:
         raise BadInputError(f"suite {suite}: expected {' or '.join(SUITES)}")
     command = [find_program(), "--out", out, "--commit", version_control_commit(), "--driver", driver_version()]
+    command += ["--suite", suite]
     if only:
         command += ["--only", only]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,11 @@ def run(suite: str, out: Path, only: str = "", plot: Path | None = None) -> None
         draw(read_report(out), plot)
 
 
+def speed(case: dict) -> float:
+    """TFLOP/s of a prefill case, KV terabytes a second of every other one."""
+    return float(case["tflops"]) if "tflops" in case else float(case["kv_gbps"]) / 1000
+
+
 def read_report(path: Path) -> dict:
     """A report of bench_attention, checked for the fields that people rely on."""
     try:
@@ -67,14 +73,14 @@ def read_report(path: Path) -> dict:
             report[field]
         float(report["ceilings"]["read_gbps"])
         for case in report["cases"]:
-            float(case["us"]), float(case["kv_gbps"]), float(case["pct_ceiling"]), str(case["name"])
+            float(case["us"]), str(case["name"]), speed(case)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInputError(f"{path}: expected a report of {PROGRAM} ({type(error).__name__}: {error})") from error
     return report
 
 
 def draw(report: dict, path: Path) -> None:
-    """KV bandwidth of every case as bars, with the read ceiling of the same run; SVG or PNG by the ending of `path`."""
+    """Speed of every case as bars, decode with the read ceiling of its run; SVG or PNG by the ending of `path`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -83,14 +89,16 @@ def draw(report: dict, path: Path) -> None:
     cases = [case for case in report["cases"] if not case["name"].startswith(other_work)]
     figure = Figure(figsize=(8, 0.36 * len(cases) + 1.4), layout="constrained")
     axes = figure.subplots()
-    bandwidth = [case["kv_gbps"] / 1000 for case in cases]
-    bars = axes.barh([case["name"] for case in cases], bandwidth, color="#2b6cb0")
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    ceiling = report["ceilings"]["read_gbps"] / 1000
-    axes.axvline(ceiling, color="#c05621", linestyle="--", label=f"read ceiling {ceiling:.2f} TB/s")
-    axes.set_xlim(0, ceiling * 1.15)
+    speeds = [speed(case) for case in cases]
+    prefill = any("tflops" in case for case in cases)
+    bars = axes.barh([case["name"] for case in cases], speeds, color="#2b6cb0")
+    axes.bar_label(bars, fmt="%.0f" if prefill else "%.2f", padding=3)
     axes.invert_yaxis()
-    axes.set_xlabel("KV bytes read, TB/s")
-    axes.set_title(f"FP8 decode attention on {report['gpu']}, commit {report['commit']}")
-    axes.legend(loc="lower right")
+    axes.set_xlabel("TFLOP/s over visible pairs" if prefill else "KV bytes read, TB/s")
+    axes.set_title(f"FP8 {'prefill' if prefill else 'decode'} attention on {report['gpu']}, commit {report['commit']}")
+    if not prefill:
+        ceiling = report["ceilings"]["read_gbps"] / 1000
+        axes.axvline(ceiling, color="#c05621", linestyle="--", label=f"read ceiling {ceiling:.2f} TB/s")
+        axes.set_xlim(0, ceiling * 1.15)
+        axes.legend(loc="lower right")
     figure.savefig(path)

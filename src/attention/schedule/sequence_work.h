@@ -46,6 +46,8 @@ struct SequenceWork {
 [[nodiscard]] QUAVER_HD constexpr SequenceWork sequence_work(const ScheduleShape& shape, int kv_tile, int query_begin,
                                                              int query_end, int kv_len) {
   SequenceWork work{.query_begin = query_begin, .query_len = query_end - query_begin, .kv_len = kv_len};
+  if (work.query_len * shape.group > tiles::kMaxDecodeRows)
+    work.query_len = 0;  // the prefill kernel's part of the step
   const tiles::VisibleKeys keys = tiles::visible_keys(shape.mask, kv_len, work.query_len, 0, work.query_len);
   const tiles::TileRange range = tiles::tile_range(keys, kv_tile);
   work.first_key = static_cast<int>(keys.any.first);

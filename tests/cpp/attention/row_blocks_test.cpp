@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "attention/schedule/sequence_work.h"
+
 namespace quaver::schedule {
 namespace {
 
@@ -54,6 +56,18 @@ TEST(RowBlocks, SequencesOfAnotherKernelHaveNone) {
   EXPECT_EQ(num_row_blocks(shape, 8), 0);
   EXPECT_EQ(num_row_blocks(shape, 9), 1);
   EXPECT_EQ(num_row_blocks(shape, 33), 2);
+}
+
+// A mixed step: every sequence with rows belongs to exactly one of the two work lists.
+TEST(RowBlocks, EverySequenceHasOneKernel) {
+  for (const int group : {1, 3, 4, 16}) {
+    const BlockShape prefill{.group = group, .min_rows = tiles::kMaxDecodeRows + 1};
+    const ScheduleShape decode{.group = group};
+    for (int query_len = 1; query_len <= 40; ++query_len) {
+      const SequenceWork work = sequence_work(decode, decode.kv_tile, 100, 100 + query_len, 500);
+      EXPECT_EQ(work.query_len > 0, num_row_blocks(prefill, query_len) == 0) << group << " x " << query_len;
+    }
+  }
 }
 
 TEST(RowBlocks, TokensOfRows) {
