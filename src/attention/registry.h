@@ -9,11 +9,8 @@
 namespace quaver {
 
 inline constexpr std::array kBuiltKernels{
-    AttentionKernel::kCpu,
-    AttentionKernel::kCpuEmulated,
-    AttentionKernel::kDecodeFp8,
-    AttentionKernel::kPrefillFp8,
-    AttentionKernel::kGeneral,
+    AttentionKernel::kCpu,        AttentionKernel::kCpuEmulated, AttentionKernel::kDecodeFp8,
+    AttentionKernel::kPrefillFp8, AttentionKernel::kGeneral,
 };
 
 }  // namespace quaver
