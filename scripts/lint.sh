@@ -25,4 +25,4 @@ python3 bench/render_tables.py --check
 echo "== clang-tidy"
 mkdir -p build/lint && cp "$(g++ -print-file-name=include/omp.h)" build/lint/  # clang-tidy's package has none
 mapfile -t sources < <(git ls-files --cached --others --exclude-standard -- 'src/*.cpp')
-printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -n 4 "$bin/clang-tidy" -p build/cpu --quiet --extra-arg=-isystem"$PWD/build/lint" 2> >(grep -vE 'warnings? generated|^$' >&2)
+printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -n 4 "$bin/clang-tidy" -p build/cpu --quiet --extra-arg=-isystem"$PWD/build/lint" 2> >(grep -vE 'warnings? generated|Processing file|^$' >&2)
