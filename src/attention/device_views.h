@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/combine/partials.h"
+#include "quaver/attention.h"
 #include "quaver/tensor.h"
 
 namespace quaver {
@@ -19,6 +20,19 @@ template <class T>
 /// [B, Hkv], or no descale where the view is not given.
 [[nodiscard]] inline combine::Descale descale(const ConstTensorView& view) {
   return {.values = pointer<float>(view), .sequence_stride = view.strides[0], .head_stride = view.strides[1]};
+}
+
+/// Where a kernel's rows go, of `group` query heads a kv head.
+[[nodiscard]] inline combine::Output output_rows(const AttentionArgs& args, int group) {
+  return {.out = args.out.data,
+          .out_f32 = args.out.dtype == DType::kF32,
+          .out_strides = row_strides(args.out),
+          .lse = static_cast<float*>(args.lse.data),
+          .lse_strides = row_strides(args.lse),
+          .sinks = pointer<float>(args.sinks),
+          .v_scale = pointer<float>(args.v_scale),
+          .v_descale = descale(args.v_descale),
+          .group = group};
 }
 
 }  // namespace quaver

@@ -81,15 +81,7 @@ void DecodeFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView&
 void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream) {
   constexpr auto kLog2E = std::numbers::log2e_v<float>;
   const int head_dim = problem_.kv.head_dim_k;
-  const Output output{.out = args.out.data,
-                      .out_f32 = args.out.dtype == DType::kF32,
-                      .out_strides = row_strides(args.out),
-                      .lse = static_cast<float*>(args.lse.data),
-                      .lse_strides = row_strides(args.lse),
-                      .sinks = pointer<float>(args.sinks),
-                      .v_scale = pointer<float>(args.v_scale),
-                      .v_descale = descale(args.v_descale),
-                      .group = work_->shape().group};
+  const Output output = output_rows(args, work_->shape().group);
   const Partials partials{.out = partial_out_.data(),
                           .max_sum = partial_max_sum_.data(),
                           .arrived = arrived_.data(),

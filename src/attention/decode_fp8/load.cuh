@@ -4,14 +4,13 @@
 
 #include "attention/decode_fp8/params.h"
 #include "attention/decode_fp8/traits.h"
+#include "attention/kernel_parts.cuh"
 #include "attention/schedule/walker.h"
 #include "kv_cache/page_format.h"
 #include "ptx/barrier.cuh"
 #include "ptx/bulk_copy.cuh"
 
 namespace quaver::decode_fp8 {
-
-inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
 
 /// Block table entries of the sequence at hand, 64 at a time, spread over the lanes of the warp.
 class PageIds {
@@ -62,29 +61,6 @@ class PageIds {
   int num_pages_ = 0;
   bool from_record_ = false;
   bool use_record_ = false;
-};
-
-/// Reads a struct whose size and address are multiples of 4 bytes past the L1 cache.
-template <class T>
-__device__ __forceinline__ void load_words(const T* from, T& to) {
-  static_assert(sizeof(T) % 4 == 0);
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i) {
-    reinterpret_cast<int*>(&to)[i] = __ldcg(reinterpret_cast<const int*>(from) + i);
-  }
-}
-
-/// Position in a ring of barriers; `parity` is the phase to wait for.
-template <int kSlots>
-struct RingPosition {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      parity ^= 1U;
-    }
-  }
 };
 
 /// The producer's state over all pieces that its CTA takes.

@@ -5,6 +5,7 @@
 
 #include "attention/decode_fp8/params.h"
 #include "attention/decode_fp8/traits.h"
+#include "attention/kernel_parts.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 
@@ -25,14 +26,6 @@ __device__ __forceinline__ SplitCodes split_e4m3x4(float a, float b, float c, fl
   const uint32_t low =
       ptx::to_e4m3x4((a - ab.x) * kUp, (b - ab.y) * kUp, (c - cd.x) * kUp, (d - cd.y) * kUp) & low_part_mask;
   return {.high = high, .low = low};
-}
-
-/// Exponent e of the smallest power of two 2^e with largest / 2^e <= 448; 0 for a row of zeros.
-__device__ __forceinline__ int query_exponent(float largest) {
-  if (!(largest > 0.0F)) return 0;
-  const int bits = __float_as_int(largest);
-  // 448 = 1.75 * 2^8: mantissas above 1.75 need one more. 2^-118 keeps both the scale and its inverse normal.
-  return max(-118, (bits >> 23) - 127 - 8 + ((bits & 0x7FFFFF) > 0x600000 ? 1 : 0));
 }
 
 /// Byte of Q[row] (hi part) in shared memory, K-major core matrices; the lo part is 8 rows, 8 * D bytes, further.

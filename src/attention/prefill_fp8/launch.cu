@@ -47,15 +47,7 @@ void PrefillFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView
 void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
   constexpr auto kLog2E = std::numbers::log2e_v<float>;
   const schedule::BlockShape& shape = work_->shape();
-  const Output output{.out = args.out.data,
-                      .out_f32 = args.out.dtype == DType::kF32,
-                      .out_strides = row_strides(args.out),
-                      .lse = static_cast<float*>(args.lse.data),
-                      .lse_strides = row_strides(args.lse),
-                      .sinks = pointer<float>(args.sinks),
-                      .v_scale = pointer<float>(args.v_scale),
-                      .v_descale = descale(args.v_descale),
-                      .group = shape.group};
+  const Output output = output_rows(args, shape.group);
   const Parameters parameters{.q = pointer<__nv_bfloat16>(args.q),
                               .q_strides = row_strides(args.q),
                               .pages = pointer<uint8_t>(args.pages),

@@ -2,7 +2,7 @@
 // bulk copy a page and half.
 #pragma once
 
-#include "attention/decode_fp8/load.cuh"
+#include "attention/kernel_parts.cuh"
 #include "attention/prefill_fp8/params.h"
 #include "attention/prefill_fp8/traits.h"
 #include "kv_cache/page_format.h"
@@ -10,10 +10,6 @@
 #include "ptx/bulk_copy.cuh"
 
 namespace quaver::prefill_fp8 {
-
-using decode_fp8::kAllLanes;
-using decode_fp8::load_words;
-using decode_fp8::RingPosition;
 
 template <class Traits>
 class Loader {

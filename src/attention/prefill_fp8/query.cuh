@@ -6,15 +6,13 @@
 
 #include <cfloat>
 
-#include "attention/decode_fp8/query.cuh"
+#include "attention/kernel_parts.cuh"
 #include "attention/prefill_fp8/params.h"
 #include "attention/prefill_fp8/traits.h"
 #include "ptx/barrier.cuh"
 #include "ptx/convert.cuh"
 
 namespace quaver::prefill_fp8 {
-
-using decode_fp8::query_exponent;
 
 __device__ __forceinline__ float2 to_float2(uint32_t pair) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
