@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -21,6 +22,7 @@ Result = TypeVar("Result")
 
 MAX_BODY_BYTES = 16 << 20
 _MAX_DROPPED_BYTES = 1 << 30
+_log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _OPEN_PATHS = frozenset({"/", "/health", "/metrics", "/version"})
@@ -114,7 +116,8 @@ async def unless_disconnected(receive: Receive, work: Awaitable[Result]) -> Resu
 
 
 class Edge:
-    """The outermost layer: gives each answer its X-Request-Id and asks for the API key, if there is one."""
+    """The outermost layer: gives each answer its X-Request-Id and asks for the API key, if there is one. An error that has
+    been answered in full ends here, in the log: above it, Uvicorn would close the connection under the next request."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
@@ -127,15 +130,24 @@ class Edge:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
+        answered = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal answered
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
+            answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         if self._keys and scope["path"] not in _OPEN_PATHS and not self._authorised(headers):
             error = RequestError("Authorization: expected Bearer and the API key", status=401, code="invalid_api_key")
             return await error_response(error)(scope, receive, send_with_id)
-        return await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            if not answered:
+                raise
+            _log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
 
     def _authorised(self, headers: Headers) -> bool:
         given = headers.get("authorization", "").encode()
