@@ -177,14 +177,14 @@ class Bench {
   nlohmann::json yardsticks(const GemmShape& shape, int count, int buffers) {
     struct Kind {
       const char* name;
-      ScaleKind scales;
+      Fp8ScaleKind scales;
       bool fast;
     };
     nlohmann::json result;
     for (const Kind& kind :
-         {Kind{"row_wise", ScaleKind::kRowWise, false}, Kind{"row_wise_fast", ScaleKind::kRowWise, true},
-          Kind{"per_tensor_fast", ScaleKind::kPerTensor, true}}) {
-      const auto yardstick = lt_->prepare(
+         {Kind{"row_wise", Fp8ScaleKind::kRowWise, false}, Kind{"row_wise_fast", Fp8ScaleKind::kRowWise, true},
+          Kind{"per_tensor_fast", Fp8ScaleKind::kPerTensor, true}}) {
+      const auto yardstick = lt_->yardstick(
           {.m = shape.m, .n = shape.n, .k = shape.k, .scales = kind.scales, .fast_accumulation = kind.fast},
           token_scales_.data(), weight_scales_.data());
       if (!yardstick) continue;
@@ -233,7 +233,7 @@ class Bench {
   Options options_;
   DeviceInfo device_ = query_device(0);
   packed_fp8::PackedGemm gemm_{device_};
-  std::unique_ptr<CublasLt> lt_ = open_cublaslt();
+  std::unique_ptr<CublasLt> lt_ = CublasLt::available() ? std::make_unique<CublasLt>() : nullptr;
   CudaStream stream_ = make_stream();
   CudaEvent begin_ = make_event();
   CudaEvent end_ = make_event();

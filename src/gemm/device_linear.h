@@ -1,0 +1,63 @@
+// y = x W^T on the GPU for the weight formats of checkpoints: packed E4M3 through our own kernel, BF16 through
+// cuBLASLt.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/bf16.h"
+#include "core/device_info.h"
+#include "gemm/cublaslt.h"
+#include "gemm/gemm_input.h"
+#include "gemm/packed_fp8/launch.h"
+#include "gemm/weight_format.h"
+#include "quaver/tensor.h"
+
+namespace quaver {
+
+/// The products of one device. cuBLASLt's workspace makes it an object of one stream at a time.
+struct DeviceGemm {
+  /// On the current device. Throws Error(kUnsupported) where the FP8 kernels cannot run, and what CublasLt throws.
+  explicit DeviceGemm(const DeviceInfo& device) : packed(device) {}
+  packed_fp8::PackedGemm packed;
+  CublasLt bf16;
+};
+
+/// One weight in device memory; the memory belongs to somebody else (DeviceWeights) and is complete before the first
+/// product.
+struct DeviceMatrix {
+  WeightFormat format = WeightFormat::kBf16;
+  int64_t n = 0;                  ///< out features
+  int64_t k = 0;                  ///< in features
+  const void* data = nullptr;     ///< packed_fp8/layout.h, or kBf16: dense rows; 256-byte aligned
+  const float* scales = nullptr;  ///< kOuter: [N]; kBlock: [ceil(N/128), ceil(K/128)]; kBf16: none
+  InputKind input = InputKind::kBf16;
+  float static_scale = 1.0F;  ///< InputKind::kStatic: of the activations
+};
+
+/// A DeviceMatrix with the kernels that multiply by it.
+class DeviceLinear {
+ public:
+  DeviceLinear() = default;
+  /// `gemm` outlives this object. Throws Error(kInvalidArgument) for a format that does not take the input.
+  DeviceLinear(DeviceGemm& gemm, const DeviceMatrix& matrix);
+
+  /// What run() wants: the ops in front prepare it.
+  [[nodiscard]] InputKind input_kind() const noexcept { return matrix_.input; }
+  /// InputKind::kStatic: the scale that the op in front divides by.
+  [[nodiscard]] float static_scale() const noexcept { return matrix_.static_scale; }
+  [[nodiscard]] int64_t out_features() const noexcept { return matrix_.n; }
+  [[nodiscard]] int64_t in_features() const noexcept { return matrix_.k; }
+  [[nodiscard]] bool given() const noexcept { return gemm_ != nullptr; }
+  [[nodiscard]] const DeviceMatrix& matrix() const noexcept { return matrix_; }
+
+  /// Writes `out` [m, N], BF16 or F32 with dense rows, 16-byte aligned. No synchronisation, no device allocation;
+  /// graph-safe; the same bits every time. Throws Error(kInvalidArgument) for another kind of input.
+  void run(const GemmInput& input, int64_t m, const TensorView& out, cudaStream_t stream) const;
+
+ private:
+  DeviceGemm* gemm_ = nullptr;
+  DeviceMatrix matrix_;
+};
+
+}  // namespace quaver
