@@ -3,6 +3,7 @@
 
 #include "core/e4m3.h"
 #include "gemm/activation_quant.h"
+#include "gemm/activation_scale.h"
 
 namespace quaver {
 namespace {
@@ -12,7 +13,7 @@ constexpr int64_t kParallelValues = 1 << 14;  // below, starting threads costs m
 float dynamic_scale(const float* x, int64_t count) {
   float amax = 0.0F;
   for (int64_t i = 0; i < count; ++i) amax = std::max(amax, std::abs(x[i]));
-  return amax > 0.0F ? amax / kE4M3Max : 1.0F;
+  return activation_scale(amax);
 }
 
 void round_to_e4m3(const float* x, int64_t count, float scale, float* rounded) {

@@ -16,7 +16,7 @@ using append::Target;
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlock = 16;  // tokens of a V block
+constexpr int kBlock = append::kVBlock;
 /// Up to this many tokens every (token, head) has a warp of its own: decode tokens lie in different blocks anyway, and
 /// the block kernel would leave most of the GPU idle.
 constexpr int64_t kMaxTokensByWarp = 512;
@@ -125,30 +125,6 @@ __global__ void __launch_bounds__(kThreads) quaver_append_rows(const Parameters 
   }
 }
 
-/// Tokens of a V tile [first, first + 16): which begin a whole block (at most one), which are written byte by byte. A
-/// whole block is 16 consecutive tokens in 16 consecutive slots from a multiple of 16; it belongs to the tile it begins
-/// in.
-struct VTile {
-  uint32_t whole = 0;   ///< bit l: token first - 16 + l begins one
-  uint32_t ragged = 0;  ///< bit l: token first - 16 + l belongs to none
-  int64_t slot = -1;    ///< lane l: slot of token first - 16 + l
-};
-
-__device__ VTile find_blocks(const Parameters& p, int64_t first, int lane) {
-  const int64_t token = first - kBlock + lane;
-  const int64_t near = p.slot(token);
-  const int64_t far = p.slot(token + 32);
-  // Bit l: token first - 16 + l has the slot in front of its successor's.
-  const uint32_t joins_near = __ballot_sync(~0U, near >= 0 && p.slot(token + 1) == near + 1);
-  const uint32_t joins_far = __ballot_sync(~0U, far >= 0 && p.slot(token + 33) == far + 1);
-  const uint64_t joins = static_cast<uint64_t>(joins_far) << 32 | joins_near;
-  const int in_block = static_cast<int>(near) & (kBlock - 1);
-  const bool own = lane >= kBlock && near >= 0;
-  const bool whole = own && (joins >> (own ? lane - in_block : 0) & 0x7FFFU) == 0x7FFFU;
-  return {
-      .whole = __ballot_sync(~0U, whole && in_block == 0), .ragged = __ballot_sync(~0U, own && !whole), .slot = near};
-}
-
 /// K of 16 tokens by one CTA: neighbouring threads have neighbouring tokens, which lie 16 bytes apart where slots are
 /// consecutive. The first pieces are loaded at once, so that V's loads can follow before they arrive.
 class KTile {
@@ -210,7 +186,7 @@ __global__ void __launch_bounds__(kThreads) quaver_append_tiles(const Parameters
   const auto head = static_cast<int>(blockIdx.x % heads);
   const auto thread = static_cast<int>(threadIdx.x);
   const KTile keys(p, first, head, thread);
-  const VTile tile = find_blocks(p, first, thread % 32);
+  const append::VTile tile = append::find_blocks([&](int64_t token) { return p.slot(token); }, first, thread % 32);
   const int begin = tile.whole != 0 ? __ffs(static_cast<int>(tile.whole)) - 1 : 0;
   const int64_t block_slot = __shfl_sync(~0U, tile.slot, begin);
   const Bf16* rows = p.v.row(first - kBlock + begin, head);

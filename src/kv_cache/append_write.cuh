@@ -29,6 +29,34 @@ struct Target {
   }
 };
 
+inline constexpr int kVBlock = 16;  ///< tokens whose values of a column share 16 bytes of an FP8 page
+
+/// Tokens of a V tile [first, first + 16): which begin a whole block (at most one), which are written byte by byte. A
+/// whole block is 16 consecutive tokens in 16 consecutive slots from a multiple of 16; it belongs to the tile it begins
+/// in.
+struct VTile {
+  uint32_t whole = 0;   ///< bit l: token first - 16 + l begins one
+  uint32_t ragged = 0;  ///< bit l: token first - 16 + l belongs to none
+  int64_t slot = -1;    ///< lane l: slot of token first - 16 + l
+};
+
+/// By a whole warp; `slot_of(token)` is -1 outside the batch.
+template <class SlotOf>
+__device__ __forceinline__ VTile find_blocks(SlotOf slot_of, int64_t first, int lane) {
+  const int64_t token = first - kVBlock + lane;
+  const int64_t near = slot_of(token);
+  const int64_t far = slot_of(token + 32);
+  // Bit l: token first - 16 + l has the slot in front of its successor's.
+  const uint32_t joins_near = __ballot_sync(~0U, near >= 0 && slot_of(token + 1) == near + 1);
+  const uint32_t joins_far = __ballot_sync(~0U, far >= 0 && slot_of(token + 33) == far + 1);
+  const uint64_t joins = static_cast<uint64_t>(joins_far) << 32 | joins_near;
+  const int in_block = static_cast<int>(near) & (kVBlock - 1);
+  const bool own = lane >= kVBlock && near >= 0;
+  const bool whole = own && (joins >> (own ? lane - in_block : 0) & 0x7FFFU) == 0x7FFFU;
+  return {
+      .whole = __ballot_sync(~0U, whole && in_block == 0), .ragged = __ballot_sync(~0U, own && !whole), .slot = near};
+}
+
 /// fp32(1/scale) of a head; 1.0 without scales.
 __device__ __forceinline__ float inverse_scale(const float* scales, int64_t stride, int head) {
   return scales == nullptr ? 1.0F : 1.0F / __ldg(scales + head * stride);
