@@ -45,7 +45,8 @@ class Costs {
     add_gemm(StepPart::kDownGemm, facts.down);
     const double q_bytes = kBf16Bytes * config_.num_q_heads * layer.head_dim;
     const double token_bytes = as_double(page_format::token_bytes(layout));
-    of(StepPart::kQkvAppend).bytes += tokens_ * (kBf16Bytes * as_double(facts.qkv.out_features) + q_bytes + token_bytes);
+    of(StepPart::kQkvAppend).bytes +=
+        tokens_ * (kBf16Bytes * as_double(facts.qkv.out_features) + q_bytes + token_bytes);
     if (facts.out.fp8) of(StepPart::kQuantize).bytes += tokens_ * (q_bytes + q_bytes / kBf16Bytes);
     add_residual(input_bytes(facts.gate_up));
     add_residual(next != nullptr ? input_bytes(next->qkv) : 0);

@@ -14,6 +14,7 @@
 
 #include "core/bf16.h"
 #include "gemm/gemm_input.h"
+#include "ops/rope_table_width.h"
 #include "quaver/kv_cache.h"
 #include "quaver/tensor.h"
 
@@ -33,11 +34,6 @@ struct EmbedArgs {
 };
 /// hidden = table[token] * scale.
 void embed_tokens(const EmbedArgs& args, cudaStream_t stream);
-
-/// Floats of one token in a rope table: a cosine and a sine for every pair, padded to 8 pairs.
-[[nodiscard]] constexpr int64_t rope_table_width(int rotary_pairs) {
-  return 2 * ((static_cast<int64_t>(rotary_pairs) + 7) / 8 * 8);
-}
 
 struct RopeTableArgs {
   const int32_t* positions = nullptr;  ///< [T]

@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include "model/cpu_model.h"
 #include "testing/expect_error.h"
+#include "testing/gemma_31b.h"
 
 namespace quaver {
 namespace {
@@ -52,6 +54,34 @@ TEST(PoolSize, TooLittleIsAnErrorWithNumbers) {
   refused({.available_bytes = -5}, {"of -5 available bytes"});
   refused({.memory_utilization = 0.0, .available_bytes = 1 << 30}, {"gpu_memory_utilization 0: expected in (0, 1]"});
   refused({.memory_utilization = 1.5, .available_bytes = 1 << 30}, {"gpu_memory_utilization 1.5"});
+}
+
+// Row S6: 128 sequences of 8,192 + 1,024 tokens of Gemma 4 31B on one H200, prompts in one chunk. Weights 29.9, cache
+// 98.1 and a chunk's sliding pages 3.1 GiB of 139: with gpu_memory_utilization 0.97 of what the weights and 2 GiB of
+// workspace leave, the pool has room for all of it.
+TEST(PoolSize, Gemma31BOnOneH200) {
+  constexpr double kGiB = 1 << 30;
+  const CachePlan plan = plan_cache(cache_specs(testing::gemma_31b(), KvDtype::kE4M3), 64);
+  ASSERT_EQ(plan.groups.size(), 6U);
+  ASSERT_EQ(plan.block_bytes(), 10 * 524288);
+  const int64_t stored = 8192 + 1024 - 1;
+  const int64_t decoding = plan.blocks_for(stored, 1);
+  EXPECT_EQ(decoding, 72 + 5 * 17);  // pages of 128 tokens; 1,024 keys on 64-token pages, worst alignment
+  const int64_t of_chunk = plan.blocks_for(stored, 8192) - decoding;
+  EXPECT_EQ(of_chunk, 5 * (144 - 17));
+  const auto gibibytes = [&](int64_t blocks) { return static_cast<double>(blocks * plan.block_bytes()) / kGiB; };
+  EXPECT_NEAR(gibibytes(128 * decoding), 98.1, 0.1);
+  EXPECT_NEAR(gibibytes(of_chunk), 3.1, 0.1);
+  const PoolLimits limits{.memory_utilization = 0.97,
+                          .available_bytes = static_cast<int64_t>((139 - 29.9 - 2) * kGiB),
+                          .max_num_seqs = 128,
+                          .max_model_len = 8192 + 1024,
+                          .step_tokens = 8192};
+  const int64_t pages = pool_pages(plan, limits);
+  EXPECT_GE(pages, 128 * decoding + of_chunk);
+  PoolLimits default_share = limits;
+  default_share.memory_utilization = 0.9;
+  EXPECT_LT(pool_pages(plan, default_share), 128 * decoding);
 }
 
 TEST(PoolSize, ThisMachineHasMemory) {

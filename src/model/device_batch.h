@@ -1,0 +1,31 @@
+// One forward pass as data in device memory: a Batch whose arrays lie there. Plain pointers, no CUDA header.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace quaver {
+
+/// The host knows the counts; what the arrays hold only the device needs. A decode step may be padded: sequences
+/// without keys, tokens of slot -1.
+struct DeviceBatch {
+  int64_t num_tokens = 0;                ///< T
+  int64_t num_sequences = 0;             ///< B
+  int64_t num_logit_rows = 0;            ///< L
+  bool one_token_each = false;           ///< every sequence has one query token: the plans for decode serve
+  const int32_t* token_ids = nullptr;    ///< [T]
+  const int32_t* positions = nullptr;    ///< [T]
+  const int32_t* query_start = nullptr;  ///< [B+1]
+  const int32_t* seq_lens = nullptr;     ///< [B]
+  const int32_t* logit_rows = nullptr;   ///< [L]
+
+  /// One per cache group.
+  struct Group {
+    const int32_t* block_table = nullptr;  ///< [B, max_pages]; entries that no new token sees may hold anything
+    int64_t max_pages = 0;
+    const int64_t* slots = nullptr;  ///< [T]; -1: K and V are not stored
+  };
+  std::vector<Group> groups;
+};
+
+}  // namespace quaver
