@@ -94,6 +94,26 @@ class DeviceBuffer {
   CudaHandle<void*, cudaFree> memory_;
 };
 
+/// Page-locked host memory of `count` elements, which copies to and from a GPU without the host waiting. Not initialised.
+template <class T>
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(int64_t count) : count_(count) {
+    check(count >= 0, "pinned buffer of ", count, " elements: expected >= 0");
+    if (count == 0) return;
+    void* memory = nullptr;
+    check_cuda(cudaMallocHost(&memory, static_cast<size_t>(count) * sizeof(T)), "cudaMallocHost");
+    memory_ = CudaHandle<void*, cudaFreeHost>(memory);
+  }
+  [[nodiscard]] T* data() const noexcept { return static_cast<T*>(memory_.get()); }
+  [[nodiscard]] int64_t size() const noexcept { return count_; }
+
+ private:
+  int64_t count_ = 0;
+  CudaHandle<void*, cudaFreeHost> memory_;
+};
+
 /// Launches `kernel(parameters)` so that it may start before the kernel in front of it has ended (programmatic
 /// dependent launch); the kernel must execute griddepcontrol.wait. `cluster`: CTAs a cluster.
 template <class Parameters>

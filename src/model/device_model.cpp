@@ -1,0 +1,296 @@
+#include "model/device_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace quaver {
+namespace {
+
+std::vector<LinearInput> linear_inputs(const DeviceWeights& weights) {
+  std::vector<LinearInput> inputs;
+  for (const DeviceLayerWeights& layer : weights.layers) {
+    for (const DeviceLinear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      inputs.push_back({.width = linear->in_features(), .kind = linear->input_kind()});
+    }
+  }
+  return inputs;
+}
+
+LinearFacts facts_of(const DeviceLinear& linear) {
+  return {.out_features = linear.out_features(),
+          .in_features = linear.in_features(),
+          .fp8 = linear.input_kind() != InputKind::kBf16};
+}
+
+}  // namespace
+
+DeviceModel::DeviceModel(ModelConfig config, DeviceWeights weights, const CachePlan& plan, const DeviceInfo& device,
+                         const DeviceModelOptions& options)
+    : config_(std::move(config)),
+      weights_(std::move(weights)),
+      plan_(plan),
+      options_(options),
+      where_{.kind = Device::Kind::kCuda, .index = device.index} {
+  check(config_.num_layers > 0 && std::ssize(config_.layers) == config_.num_layers &&
+            weights_.layers.size() == config_.layers.size() && plan.places.size() == config_.layers.size(),
+        "layers ", weights_.layers.size(), " with weights, ", plan.places.size(), " with a cache: expected ",
+        config_.num_layers);
+  attention_.reserve(plan.groups.size());
+  for (const CacheGroup& group : plan.groups) {
+    attention_.push_back(
+        {.decode = make_attention(group, 1, device), .mixed = make_attention(group, options.max_query_len, device)});
+  }
+  allocate();
+}
+
+AttentionProblem DeviceModel::attention_problem(const CacheGroup& group, int64_t max_query_len) const {
+  return {.arch = 90,
+          .num_q_heads = config_.num_q_heads,
+          .kv = group.layout,
+          .max_query_len = static_cast<int>(max_query_len),
+          .window = group.window,
+          .softcap = static_cast<float>(config_.attention_softcap),
+          .precision = options_.attention_precision,
+          .kernel = options_.attention_kernel};
+}
+
+DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max_query_len,
+                                            const DeviceInfo& device) const {
+  const AttentionProblem problem = attention_problem(group, max_query_len);
+  const auto decision = plan_attention(problem);
+  if (const auto* const refusal = std::get_if<Unsupported>(&decision)) fail(ErrorKind::kUnsupported, refusal->reason);
+  return {problem, std::get<AttentionPlan>(decision), device, {.max_sequences = options_.max_sequences}};
+}
+
+void DeviceModel::allocate() {
+  const WorkspaceLayout layout = workspace_layout(config_, linear_inputs(weights_), options_.workspace);
+  memory_ = DeviceBuffer<uint8_t>(layout.bytes);
+  const auto at = [this](int64_t offset) { return static_cast<void*>(memory_.data() + offset); };
+  const auto rows_at = [&](int64_t offset) { return static_cast<Bf16*>(at(offset)); };
+  space_ = {.hidden = rows_at(layout.hidden),
+            .projected = rows_at(layout.projected),
+            .qkv = rows_at(layout.qkv),
+            .attention = rows_at(layout.attention),
+            .gate_up = rows_at(layout.gate_up),
+            .input = at(layout.input),
+            .input_scales = static_cast<float*>(at(layout.input_scales)),
+            .final_hidden = rows_at(layout.final_hidden),
+            .logits = static_cast<float*>(at(layout.logits))};
+  const std::vector<RopeShape> shapes = rope_shapes(config_);
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const std::vector<float> frequencies = rope_frequencies(shapes[i]);
+    Rope& rope = ropes_.emplace_back();
+    rope.frequencies = DeviceBuffer<float>(std::ssize(frequencies));
+    rope.rotary_pairs = shapes[i].rotary_pairs;
+    rope.table = static_cast<float*>(at(layout.rope[i]));
+    check_cuda(cudaMemcpy(rope.frequencies.data(), frequencies.data(), rope.frequencies.bytes(), cudaMemcpyDefault),
+               "cudaMemcpy");
+  }
+  for (const LayerConfig& layer : config_.layers) {
+    rope_of_layer_.push_back(static_cast<size_t>(std::ranges::find(shapes, rope_shape(layer)) - shapes.begin()));
+  }
+}
+
+std::vector<LayerFacts> DeviceModel::facts() const {
+  std::vector<LayerFacts> facts;
+  for (const DeviceLayerWeights& layer : weights_.layers) {
+    facts.push_back({.qkv = facts_of(layer.qkv),
+                     .out = facts_of(layer.o),
+                     .gate_up = facts_of(layer.gate_up),
+                     .down = facts_of(layer.down)});
+  }
+  return facts;
+}
+
+/// Where an op leaves what `linear` reads.
+GemmInput DeviceModel::input_of(const DeviceLinear& linear) const {
+  GemmInput input{.kind = linear.input_kind(), .static_scale = linear.static_scale()};
+  if (input.kind == InputKind::kBf16) {
+    input.rows = static_cast<Bf16*>(space_.input);
+    return input;
+  }
+  input.packed = static_cast<uint8_t*>(space_.input);
+  input.scales = space_.input_scales;
+  if (input.kind == InputKind::kPerBlock) input.scale_stride = block_scale_stride(options_.workspace.max_tokens);
+  if (input.kind == InputKind::kStatic) input.scale_stride = 0;
+  return input;
+}
+
+TensorView DeviceModel::rows(Bf16* data, int64_t num_rows, int64_t width) const {
+  return {data, DType::kBF16, {num_rows, width}, where_};
+}
+
+DeviceAttention& DeviceModel::attention(const Pass& pass, size_t group) {
+  return pass.batch.one_token_each ? attention_[group].decode : attention_[group].mixed;
+}
+
+/// The lengths and the table of a group; the tensors of a layer come on top.
+AttentionArgs DeviceModel::attention_args(const Pass& pass, size_t group) const {
+  const DeviceBatch& batch = pass.batch;
+  const DeviceBatch::Group& tables = batch.groups[group];
+  AttentionArgs args;
+  args.block_table = {tables.block_table, DType::kI32, {batch.num_sequences, tables.max_pages}, where_};
+  args.seq_lens = {batch.seq_lens, DType::kI32, {batch.num_sequences}, where_};
+  args.query_start = {batch.query_start, DType::kI32, {batch.num_sequences + 1}, where_};
+  args.softmax_scale = static_cast<float>(config_.attention_scale);
+  return args;
+}
+
+void DeviceModel::prepare(const Pass& pass) {
+  const DeviceBatch& batch = pass.batch;
+  check_as(ErrorKind::kInternal,
+           batch.num_tokens > 0 && batch.num_tokens <= options_.workspace.max_tokens &&
+               batch.num_sequences <= options_.max_sequences && batch.groups.size() == attention_.size(),
+           "batch of ", batch.num_tokens, " tokens, ", batch.num_sequences, " sequences, ", batch.groups.size(),
+           " groups: expected at most ", options_.workspace.max_tokens, ", ", options_.max_sequences, " and ",
+           attention_.size());
+  pass.begin(StepPart::kPrepare);
+  for (const Rope& rope : ropes_) {
+    device_ops::rope_table({.positions = batch.positions,
+                            .frequencies = rope.frequencies.data(),
+                            .rotary_pairs = rope.rotary_pairs,
+                            .num_tokens = batch.num_tokens,
+                            .table = rope.table},
+                           pass.stream);
+  }
+  for (size_t group = 0; group < attention_.size(); ++group) {
+    attention(pass, group).schedule(attention_args(pass, group), pass.stream);
+  }
+}
+
+void DeviceModel::add_norm(const Pass& pass, const float* post_norm, float layer_scalar, const float* next_norm,
+                           const DeviceLinear* next) {
+  pass.begin(StepPart::kNorms);
+  device_ops::add_norm_quantize({.projected = space_.projected,
+                                 .post_norm = post_norm,
+                                 .hidden = space_.hidden,
+                                 .layer_scalar = layer_scalar,
+                                 .next_norm = next_norm,
+                                 .eps = static_cast<float>(config_.rms_norm_eps),
+                                 .num_tokens = pass.batch.num_tokens,
+                                 .hidden_size = config_.hidden_size,
+                                 .out = next != nullptr ? input_of(*next) : GemmInput{}},
+                                pass.stream);
+}
+
+void DeviceModel::attention_block(int layer, const Pass& pass) {
+  const auto index = static_cast<size_t>(layer);
+  const LayerConfig& shape = config_.layers[index];
+  const DeviceLayerWeights& weights = weights_.layers[index];
+  const auto group = static_cast<size_t>(plan_.places[index].group);
+  const int64_t tokens = pass.batch.num_tokens;
+  const int64_t qkv_width = weights.qkv.out_features();
+  const int64_t q_width = int64_t{config_.num_q_heads} * shape.head_dim;
+
+  pass.begin(StepPart::kQkvGemm);
+  weights.qkv.run(input_of(weights.qkv), tokens, rows(space_.qkv, tokens, qkv_width), pass.stream);
+  pass.begin(StepPart::kQkvAppend);
+  const Rope& rope = ropes_[rope_of_layer_[index]];
+  device_ops::qkv_append({.qkv = space_.qkv,
+                          .num_tokens = tokens,
+                          .num_q_heads = config_.num_q_heads,
+                          .layout = plan_.groups[group].layout,
+                          .k_eq_v = shape.k_eq_v,
+                          .q_norm = weights.q_norm,
+                          .k_norm = weights.k_norm,
+                          .v_norm = config_.family == ModelFamily::kGemma4,
+                          .eps = static_cast<float>(config_.rms_norm_eps),
+                          .rotary_pairs = rope.rotary_pairs,
+                          .rope_table = rope.table,
+                          .slots = pass.batch.groups[group].slots,
+                          .k_scale = weights.k_scale,
+                          .v_scale = weights.v_scale,
+                          .pages = pass.cache.pages(layer)},
+                         pass.stream);
+
+  pass.begin(shape.sliding ? StepPart::kSlidingAttention : StepPart::kFullAttention);
+  AttentionArgs args = attention_args(pass, group);
+  args.q = {space_.qkv, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
+  args.q.strides[0] = qkv_width;
+  args.pages = pass.cache.pages(layer);
+  args.k_scale = {weights.k_scale, DType::kF32, {shape.num_kv_heads}, where_};
+  args.v_scale = {weights.v_scale, DType::kF32, {shape.num_kv_heads}, where_};
+  args.out = {space_.attention, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
+  attention(pass, group).run(args, pass.stream);
+
+  GemmInput input = input_of(weights.o);
+  if (input.kind == InputKind::kBf16) {
+    input.rows = space_.attention;
+  } else {
+    pass.begin(StepPart::kQuantize);
+    device_ops::quantize({.rows = space_.attention, .num_tokens = tokens, .width = q_width, .out = input}, pass.stream);
+  }
+  pass.begin(StepPart::kOutGemm);
+  weights.o.run(input, tokens, rows(space_.projected, tokens, config_.hidden_size), pass.stream);
+  add_norm(pass, weights.post_attention_norm, 1.0F, weights.pre_feedforward_norm, &weights.gate_up);
+}
+
+void DeviceModel::mlp_block(int layer, const Pass& pass) {
+  const auto index = static_cast<size_t>(layer);
+  const DeviceLayerWeights& weights = weights_.layers[index];
+  const int64_t tokens = pass.batch.num_tokens;
+  const int64_t inner = config_.intermediate_size;
+  pass.begin(StepPart::kGateUpGemm);
+  weights.gate_up.run(input_of(weights.gate_up), tokens, rows(space_.gate_up, tokens, 2 * inner), pass.stream);
+  pass.begin(StepPart::kGeglu);
+  const GemmInput activations = input_of(weights.down);
+  device_ops::geglu_quantize(
+      {.gate_up = space_.gate_up, .num_tokens = tokens, .intermediate_size = inner, .out = activations}, pass.stream);
+  pass.begin(StepPart::kDownGemm);
+  weights.down.run(activations, tokens, rows(space_.projected, tokens, config_.hidden_size), pass.stream);
+  const bool last = layer + 1 == config_.num_layers;
+  const DeviceLayerWeights* const next = last ? nullptr : &weights_.layers[index + 1];
+  add_norm(pass, weights.post_feedforward_norm, weights.layer_scalar, last ? nullptr : next->input_norm,
+           last ? nullptr : &next->qkv);
+}
+
+void DeviceModel::forward(const DeviceBatch& batch, const DeviceKvCache& cache, cudaStream_t stream,
+                          const PartObserver& observer) {
+  const Pass pass{.batch = batch, .cache = cache, .stream = stream, .observer = observer};
+  prepare(pass);
+  pass.begin(StepPart::kEmbedding);
+  device_ops::embed_tokens({.table = weights_.embedding,
+                            .vocab_size = config_.vocab_size,
+                            .token_ids = batch.token_ids,
+                            .scale = static_cast<float>(config_.embedding_scale),
+                            .num_tokens = batch.num_tokens,
+                            .hidden_size = config_.hidden_size,
+                            .hidden = space_.hidden},
+                           stream);
+  pass.begin(StepPart::kNorms);
+  const DeviceLayerWeights& first = weights_.layers.front();
+  device_ops::norm_quantize({.hidden = space_.hidden,
+                             .norm = first.input_norm,
+                             .eps = static_cast<float>(config_.rms_norm_eps),
+                             .num_tokens = batch.num_tokens,
+                             .hidden_size = config_.hidden_size,
+                             .out = input_of(first.qkv)},
+                            stream);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    attention_block(layer, pass);
+    mlp_block(layer, pass);
+  }
+}
+
+float* DeviceModel::logits(const DeviceBatch& batch, int64_t first_row, int64_t num_rows, cudaStream_t stream) {
+  check_as(
+      ErrorKind::kInternal,
+      first_row >= 0 && num_rows > 0 && num_rows <= max_logit_rows() && first_row + num_rows <= batch.num_logit_rows,
+      "logit rows ", first_row, " to ", first_row + num_rows, ": expected at most ", max_logit_rows(), " of ",
+      batch.num_logit_rows);
+  device_ops::final_norm({.hidden = space_.hidden,
+                          .rows = batch.logit_rows + first_row,
+                          .num_rows = num_rows,
+                          .hidden_size = config_.hidden_size,
+                          .norm = weights_.final_norm,
+                          .eps = static_cast<float>(config_.rms_norm_eps),
+                          .out = space_.final_hidden},
+                         stream);
+  const TensorView out{space_.logits, DType::kF32, {num_rows, config_.vocab_size}, where_};
+  weights_.lm_head.run({.rows = space_.final_hidden}, num_rows, out, stream);
+  return space_.logits;
+}
+
+}  // namespace quaver
