@@ -13,7 +13,7 @@ struct SamplingParams {
   double min_p = 0.0;               ///< tokens at least this fraction as probable as the best one; in [0, 1]
   double repetition_penalty = 1.0;  ///< logits of tokens seen so far: / penalty if positive, else * penalty
   double presence_penalty = 0.0;    ///< subtracted from logits of generated tokens
-  double frequency_penalty = 0.0;   ///< subtracted once for each time a token was generated
+  double frequency_penalty = 0.0;   ///< subtracted for each time a token was generated, 8,191 at most
   uint64_t seed = 0;
 };
 

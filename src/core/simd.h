@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "core/e4m3.h"
+#include "core/exp2.h"
 
 #if defined(__FMA__) && defined(__F16C__) && defined(__AVX2__)
 #include <immintrin.h>
@@ -74,16 +75,9 @@ struct Exp2Parts {
 };
 
 [[gnu::always_inline]] inline Exp2Parts exp2_parts(F32x8 x) {
-  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it leaves round(x) in the low bits
-  const F32x8 shifted = x + kRound;
-  const F32x8 f = x - (shifted - kRound);  // -0.5 … 0.5
-  F32x8 p = broadcast(1.52527338e-5F);     // Taylor series of 2^f: ln(2)^k / k!
-  p = fma(p, f, broadcast(1.54035304e-4F));
-  p = fma(p, f, broadcast(1.33335581e-3F));
-  p = fma(p, f, broadcast(9.61812911e-3F));
-  p = fma(p, f, broadcast(5.55041087e-2F));
-  p = fma(p, f, broadcast(2.40226507e-1F));
-  p = fma(p, f, broadcast(std::numbers::ln2_v<float>));
+  const F32x8 shifted = x + kRoundToInteger;
+  const F32x8 f = x - (shifted - kRoundToInteger);  // -0.5 … 0.5
+  const F32x8 p = exp2_series(broadcast(kExp2SeriesHighest), [f](F32x8 q, float c) { return fma(q, f, broadcast(c)); });
   return {.power = std::bit_cast<F32x8>((std::bit_cast<U32x8>(shifted) + 127U) << 23), .rest = p * f};
 }
 
@@ -93,7 +87,7 @@ struct Exp2Parts {
   return select(x < -126.0F, broadcast(0.0F), fma(parts.rest, parts.power, parts.power));
 }
 
-/// tanh(x) = e / (e + 2) with e = exp(2x) - 1, which loses no digits near 0; relative error below 4e-7.
+/// tanh_by_exp2() of each lane.
 [[gnu::always_inline]] inline F32x8 tanh(F32x8 x) {
   constexpr float kTwoLog2e = 2 * std::numbers::log2e_v<float>;
   x = select(x > 10.0F, broadcast(10.0F), x);  // tanh(10) rounds to 1; a NaN fails both comparisons and stays

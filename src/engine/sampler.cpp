@@ -1,5 +1,6 @@
 #include "engine/sampler.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <ranges>
@@ -33,7 +34,9 @@ void Sampler::add_token(Slot& slot, int32_t token, bool generated) {
   if (generated) ++slot.num_generated;
   const SamplingParams& sampling = slot.params.sampling;
   const bool counts = generated && (sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0);
-  if (counts || sampling.repetition_penalty != 1.0) slot.seen[token] += generated ? 1 : 0;
+  if (!counts && sampling.repetition_penalty == 1.0) return;
+  int32_t& count = slot.seen[token];
+  if (generated) count = std::min(count + 1, kMostCounted);
 }
 
 void Sampler::start(const Step::SlotStart& start) {
@@ -50,22 +53,18 @@ void Sampler::adjust(const Slot& slot, std::span<float> logits, std::vector<Toke
     if (id < 0 || std::cmp_greater_equal(id, logits.size())) return;  // a configuration's eos id may be outside
     float& logit = logits[static_cast<size_t>(id)];
     changed.push_back({.id = id, .logit = logit});
-    logit = static_cast<float>(new_logit(double{logit}));
+    logit = new_logit(logit);
   };
   for (const auto& [id, bias] : slot.params.logit_bias) {
-    change(id, [&](double logit) { return logit + bias; });
+    change(id, [bias = bias](float logit) { return logit + bias; });
   }
-  const SamplingParams& sampling = slot.params.sampling;
-  for (const auto& [id, count] : slot.seen) {
-    const double generated = count > 0 ? sampling.presence_penalty + sampling.frequency_penalty * count : 0.0;
-    change(id, [&](double logit) {
-      const double repeated = logit > 0 ? logit / sampling.repetition_penalty : logit * sampling.repetition_penalty;
-      return repeated - generated;
-    });
+  const Penalties penalties = penalties_of(slot.params.sampling);
+  for (const auto& [id, seen] : slot.seen) {
+    change(id, [&, count = seen](float logit) { return penalised(logit, penalties, count); });
   }
   if (slot.num_generated >= slot.params.min_tokens) return;
   for (const int32_t id : slot.stop_token_ids) {
-    change(id, [](double) { return -std::numeric_limits<double>::infinity(); });
+    change(id, [](float) { return -std::numeric_limits<float>::infinity(); });
   }
 }
 

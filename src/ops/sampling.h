@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "ops/token_weights.h"
 #include "quaver/sampling.h"
 
 namespace quaver {
@@ -27,10 +28,14 @@ void best_logits(std::span<const float> logits, int64_t count, std::vector<Token
 [[nodiscard]] int32_t sample_token(const SamplingParams& params, std::span<const float> logits, int64_t position,
                                    std::vector<TokenLogit>& scratch);
 
-/// Uniform in [0, 1), a pure function of its arguments.
-[[nodiscard]] double uniform_draw(uint64_t seed, int64_t position);
+/// What token_weights.h needs to know of a request. `vocab_size`: a top_k that large leaves all tokens.
+[[nodiscard]] Penalties penalties_of(const SamplingParams& params);
+[[nodiscard]] DrawRule draw_rule(const SamplingParams& params, int64_t vocab_size);
 
-/// log(sum(exp(logits))), summed in double; NaN if any logit is, or if the largest is infinite.
+/// Natural logarithm; NaN for a sum that does not exist (kNoExponent).
+[[nodiscard]] double log_of(const WeightSum& sum);
+
+/// log(sum(exp(logits))); NaN if any logit is, or if the largest is infinite or beyond what token_weights.h can add.
 [[nodiscard]] double log_sum_exp(std::span<const float> logits);
 
 /// log softmax(logits)[token].

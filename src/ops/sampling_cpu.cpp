@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
-#include <numeric>
 #include <utility>
 
 #include "core/check.h"
@@ -14,28 +15,22 @@ namespace quaver {
 namespace {
 
 using simd::F32x8;
+using simd::I32x8;
+using U64x4 [[gnu::vector_size(32)]] = uint64_t;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr size_t kLanes = 8;
-constexpr size_t kChunk = 1024;  // logits whose weights are summed before the draw looks where it falls
-
-/// Finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014): a bijection
-/// in which every input bit changes half of the output bits.
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30U)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27U)) * 0x94D049BB133111EBU;
-  return x ^ (x >> 31U);
-}
+constexpr size_t kChunk = kChunkTokens;
 
 bool in_range(double value, double low, double high) {
   return value >= low && value <= high;  // false for NaN
 }
 
-/// Eight logits from `begin` on; `filler` past the end.
-F32x8 load_or(std::span<const float> logits, size_t begin, float filler) {
+/// Eight logits from `begin` on; -inf past the end.
+F32x8 load(std::span<const float> logits, size_t begin) {
   if (begin + kLanes <= logits.size()) return simd::load<F32x8>(logits.data() + begin);
   std::array<float, kLanes> padded;
-  padded.fill(filler);
+  padded.fill(-kInfinity);
   std::copy(logits.begin() + static_cast<int64_t>(begin), logits.end(), padded.begin());
   return simd::load<F32x8>(padded.data());
 }
@@ -43,165 +38,215 @@ F32x8 load_or(std::span<const float> logits, size_t begin, float filler) {
 /// -inf when no logit is a number.
 float largest(std::span<const float> logits) {
   F32x8 lanes = simd::broadcast(-kInfinity);
-  for (size_t i = 0; i < logits.size(); i += kLanes) lanes = simd::max(load_or(logits, i, -kInfinity), lanes);
+  for (size_t i = 0; i < logits.size(); i += kLanes) lanes = simd::max(load(logits, i), lanes);
   return simd::max_lanes(lanes);
 }
-
-/// Sums of floats in double: eight lanes, folded in one order.
-class LaneSum {
- public:
-  void add(F32x8 values) {
-    low_ += __builtin_convertvector(__builtin_shufflevector(values, values, 0, 1, 2, 3), F64x4);
-    high_ += __builtin_convertvector(__builtin_shufflevector(values, values, 4, 5, 6, 7), F64x4);
-  }
-  [[nodiscard]] double total() const {
-    const F64x4 sum = low_ + high_;
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
-  }
-
- private:
-  using F64x4 [[gnu::vector_size(32)]] = double;
-  F64x4 low_{};
-  F64x4 high_{};
-};
 
 bool better(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-/// 2^-x of a token is its weight exp((logit - best) / temperature).
-class Weights {
- public:
-  Weights(double temperature, float best)
-      : best_(best), scale_(static_cast<float>(std::numbers::log2e / temperature)) {}
+struct Units {
+  U64x4 low, high;
+};
 
-  [[nodiscard]] F32x8 x(F32x8 logits) const { return (best_ - logits) * scale_; }
-  /// 0 for NaN and -inf.
-  [[nodiscard]] F32x8 of(F32x8 logits) const {
-    return simd::select(logits > -kInfinity, simd::exp2(-x(logits)), simd::broadcast(0.0F));
+/// weight_units() of each lane, on integers: a factor's 24 bits, shifted.
+Units units_of(F32x8 logits, float scale, int32_t reference) {
+  const F32x8 scales = simd::broadcast(scale);
+  const F32x8 shifted = simd::fma(logits, scales, simd::broadcast(kRoundToInteger));
+  const F32x8 f = simd::fma(logits, scales, kRoundToInteger - shifted);
+  const F32x8 series = exp2_series(simd::broadcast(kExp2SeriesHighest),
+                                   [f](F32x8 p, float c) { return simd::fma(p, f, simd::broadcast(c)); });
+  const auto factor = std::bit_cast<I32x8>(simd::fma(series, f, simd::broadcast(1.0F)));
+  const I32x8 exponent = std::bit_cast<I32x8>(shifted) - std::bit_cast<int32_t>(kRoundToInteger) - reference;
+  const I32x8 too_small = ~(shifted > kRoundToInteger - kExponentLimit) | (exponent < -kWeightBits - 1);
+  const I32x8 shift = (too_small & 63) | (~too_small & (127 + 23 - (factor >> 23) - exponent));
+  const auto bits = std::bit_cast<simd::U32x8>((factor & 0x7FFFFF) | 0x800000);
+  const auto shift_bits = std::bit_cast<simd::U32x8>(shift);
+  const auto half = [](auto part, auto count) {
+    return (__builtin_convertvector(part, U64x4) << kWeightBits) >> __builtin_convertvector(count, U64x4);
+  };
+  return {.low = half(__builtin_shufflevector(bits, bits, 0, 1, 2, 3),
+                      __builtin_shufflevector(shift_bits, shift_bits, 0, 1, 2, 3)),
+          .high = half(__builtin_shufflevector(bits, bits, 4, 5, 6, 7),
+                       __builtin_shufflevector(shift_bits, shift_bits, 4, 5, 6, 7))};
+}
+
+/// Units of eight tokens, one by one.
+void store_units(const Units& units, uint64_t* to) {
+  std::memcpy(to, &units.low, sizeof units.low);
+  std::memcpy(to + kLanes / 2, &units.high, sizeof units.high);
+}
+
+/// The chunks of a row: best logits and sums of weights.
+struct Chunks {
+  explicit Chunks(size_t vocab) : best((vocab + kChunk - 1) / kChunk), sums(best.size()) {}
+  std::vector<float> best;
+  std::vector<uint64_t> sums;
+
+  [[nodiscard]] float row_best() const { return *std::max_element(best.begin(), best.end()); }
+  /// Units of chunk i where the row's best token has exponent `row_exponent`.
+  [[nodiscard]] uint64_t units(size_t i, float scale, int32_t row_exponent) const {
+    return chunk_units(sums[i], weight_exponent(best[i], scale), row_exponent);
   }
-  [[nodiscard]] double of(float logit) const { return of(simd::broadcast(logit))[0]; }
+  [[nodiscard]] uint64_t total(float scale) const {
+    const int32_t row_exponent = weight_exponent(row_best(), scale);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < sums.size(); ++i) sum += units(i, scale, row_exponent);
+    return sum;
+  }
+};
+
+/// The sum of what `logits_at(i)`, eight logits from i on, leaves of a chunk; -inf is left out.
+template <class LogitsAt>
+uint64_t sum_chunk(size_t begin, size_t end, float scale, float best, const LogitsAt& logits_at) {
+  const int32_t reference = weight_exponent(best, scale);
+  U64x4 sum{};
+  for (size_t i = begin; i < end; i += kLanes) {
+    const Units units = units_of(logits_at(i), scale, reference);
+    sum += units.low + units.high;
+  }
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+Chunks sum_chunks(std::span<const float> logits, float scale) {
+  Chunks chunks(logits.size());
+  for (size_t i = 0; i < chunks.best.size(); ++i) {
+    const size_t begin = i * kChunk;
+    const size_t end = std::min(logits.size(), begin + kChunk);
+    chunks.best[i] = largest(logits.subspan(begin, end - begin));
+    chunks.sums[i] = sum_chunk(begin, end, scale, chunks.best[i], [&](size_t at) { return load(logits, at); });
+  }
+  return chunks;
+}
+
+/// One row of logits and how to draw from it.
+class RowDraw {
+ public:
+  RowDraw(const DrawRule& rule, std::span<const float> logits, std::vector<TokenLogit>& scratch)
+      : rule_(rule), logits_(logits), scratch_(scratch), chunks_(sum_chunks(logits, rule.scale)) {
+    best_ = chunks_.row_best();
+    exponent_ = weight_exponent(best_, rule.scale);
+  }
+  [[nodiscard]] bool has_weights() const { return has_exponent(best_, rule_.scale); }
+  [[nodiscard]] float best() const { return best_; }
+  [[nodiscard]] int32_t draw(double uniform);
 
  private:
-  float best_;
-  float scale_;
+  [[nodiscard]] uint64_t units(float logit) const { return weight_units(logit, rule_.scale, exponent_); }
+  [[nodiscard]] TokenLogit find_cut() const;
+  [[nodiscard]] TokenLogit nucleus_cut(uint64_t needed) const;
+  [[nodiscard]] F32x8 kept(size_t begin) const;
+
+  const DrawRule& rule_;
+  std::span<const float> logits_;
+  std::vector<TokenLogit>& scratch_;
+  Chunks chunks_;
+  float best_ = 0.0F;
+  int32_t exponent_ = 0;
+  TokenLogit cut_{};    // the worst token that top-k and top-p leave
+  float least_ = 0.0F;  // the least logit that min-p leaves
 };
 
 constexpr TokenLogit kKeepsAll{.id = std::numeric_limits<int32_t>::max(), .logit = -kInfinity};
 
-/// The worst of the best tokens that together have top_p of all weights. Sorting a vocabulary takes longer than a
-/// decode step, so tokens are put into buckets of like weight first, and only the bucket where the sum gets there is
-/// sorted.
-TokenLogit nucleus_cut(double top_p, std::span<const float> logits, const Weights& weights,
-                       std::vector<TokenLogit>& scratch) {
-  constexpr int kBuckets = 1024;  // the last one has all weights below 2^-63.9
-  constexpr float kPerOctave = 16.0F;
+/// The worst of the best tokens that together have `needed` units. Sorting a vocabulary takes longer than a decode
+/// step, so tokens are put into buckets of like weight first, and only the bucket where the sum gets there is sorted.
+TokenLogit RowDraw::nucleus_cut(uint64_t needed) const {
+  constexpr int kBuckets = 16 * (kWeightBits + 1);
+  const float per_logit = 16.0F * rule_.scale;
+  const float floor = least_logit(best_, rule_.reach);
   const auto buckets_of = [&](F32x8 values) {
-    const F32x8 bucket = weights.x(values) * kPerOctave;
+    const F32x8 bucket = (best_ - values) * per_logit;
     const F32x8 last = simd::broadcast(kBuckets - 1);
-    return __builtin_convertvector(simd::select(bucket < last, bucket, last), simd::I32x8);  // NaN: last
+    return __builtin_convertvector(simd::select(bucket < last, bucket, last), I32x8);  // NaN: last
   };
-  std::array<double, kBuckets> sums{};
-  for (size_t i = 0; i < logits.size(); i += kLanes) {
-    const F32x8 values = load_or(logits, i, -kInfinity);
-    const F32x8 weight = weights.of(values);
-    const simd::I32x8 bucket = buckets_of(values);
-    for (size_t lane = 0; lane < kLanes; ++lane) sums[static_cast<size_t>(bucket[lane])] += weight[lane];
+  std::vector<uint64_t> sums(kBuckets);
+  std::array<uint64_t, kLanes> weights{};
+  for (size_t i = 0; i < logits_.size(); i += kLanes) {
+    const F32x8 values = load(logits_, i);
+    store_units(units_of(simd::select(values >= floor, values, simd::broadcast(-kInfinity)), rule_.scale, exponent_),
+                weights.data());
+    const I32x8 bucket = buckets_of(values);
+    for (size_t lane = 0; lane < kLanes; ++lane) sums[static_cast<size_t>(bucket[lane])] += weights[lane];
   }
-  const double mass = top_p * std::accumulate(sums.begin(), sums.end(), 0.0);
   int cut = 0;
-  double sum = 0.0;
-  while (cut < kBuckets - 1 && sum + sums[static_cast<size_t>(cut)] < mass) sum += sums[static_cast<size_t>(cut++)];
+  uint64_t sum = 0;
+  while (cut < kBuckets - 1 && sum + sums[static_cast<size_t>(cut)] < needed) sum += sums[static_cast<size_t>(cut++)];
 
-  scratch.clear();
-  for (size_t i = 0; i < logits.size(); i += kLanes) {
-    const simd::I32x8 found = buckets_of(load_or(logits, i, -kInfinity)) == cut;
+  scratch_.clear();
+  for (size_t i = 0; i < logits_.size(); i += kLanes) {
+    const F32x8 values = load(logits_, i);
+    const I32x8 found = (buckets_of(values) == cut) & (values >= floor);
     for (size_t lane = 0; lane < kLanes; ++lane) {
-      if (found[lane] != 0 && i + lane < logits.size() && logits[i + lane] > -kInfinity) {
-        scratch.push_back({.id = static_cast<int32_t>(i + lane), .logit = logits[i + lane]});
-      }
+      if (found[lane] != 0) scratch_.push_back({.id = static_cast<int32_t>(i + lane), .logit = values[lane]});
     }
   }
-  std::sort(scratch.begin(), scratch.end(), better);
-  for (const TokenLogit& token : scratch) {
-    sum += weights.of(token.logit);
-    if (sum >= mass) return token;
+  std::sort(scratch_.begin(), scratch_.end(), better);
+  for (const TokenLogit& token : scratch_) {
+    sum += units(token.logit);
+    if (sum >= needed) return token;
   }
-  return kKeepsAll;  // the sum of all fell short of `mass` by rounding
+  return kKeepsAll;  // the sum of all fell short of `needed` by rounding
 }
 
 /// The worst token that top-k and top-p leave.
-TokenLogit find_cut(const SamplingParams& params, std::span<const float> logits, const Weights& weights,
-                    std::vector<TokenLogit>& scratch) {
-  if (params.top_k == 0 || std::cmp_greater_equal(params.top_k, logits.size())) {
-    return params.top_p < 1.0 ? nucleus_cut(params.top_p, logits, weights, scratch) : kKeepsAll;
+TokenLogit RowDraw::find_cut() const {
+  if (rule_.top_k == 0) {
+    return rule_.top_p < 1.0 ? nucleus_cut(units_of_top_p(rule_.top_p, chunks_.total(rule_.scale))) : kKeepsAll;
   }
-  best_logits(logits, params.top_k, scratch);
-  double total = 0.0;
-  for (const TokenLogit& token : scratch) total += weights.of(token.logit);
-  double sum = 0.0;
-  for (const TokenLogit& token : scratch) {
-    sum += weights.of(token.logit);
-    if (sum >= params.top_p * total) return token;
+  best_logits(logits_, rule_.top_k, scratch_);
+  const float floor = least_logit(best_, rule_.reach);
+  std::erase_if(scratch_, [&](const TokenLogit& token) { return token.logit < floor; });
+  if (rule_.top_p >= 1.0) return scratch_.back();
+  uint64_t total = 0;
+  for (const TokenLogit& token : scratch_) total += units(token.logit);
+  const uint64_t needed = units_of_top_p(rule_.top_p, total);
+  uint64_t sum = 0;
+  for (const TokenLogit& token : scratch_) {
+    sum += units(token.logit);
+    if (sum >= needed) return token;
   }
-  return scratch.back();
+  return scratch_.back();
 }
 
-/// The weights of what top-k, top-p and min-p leave, 0 for all others, in the order of ids.
-class KeptWeights {
- public:
-  KeptWeights(std::span<const float> logits, const Weights& weights, TokenLogit cut, double least)
-      : logits_(logits), weights_(weights), cut_(cut), least_(static_cast<float>(least)) {}
-
-  [[nodiscard]] F32x8 from(size_t begin) const {
-    const F32x8 logits = load_or(logits_, begin, -kInfinity);
-    const F32x8 weights = weights_.of(logits);
-    const simd::I32x8 ids = simd::I32x8{0, 1, 2, 3, 4, 5, 6, 7} + static_cast<int32_t>(begin);
-    const simd::I32x8 above = (logits > cut_.logit) | ((logits == cut_.logit) & (ids <= cut_.id));
-    return simd::select(above & (weights >= least_), weights, simd::broadcast(0.0F));
-  }
-  [[nodiscard]] double chunk_sum(size_t chunk) const {
-    LaneSum sum;
-    const size_t end = std::min(logits_.size(), (chunk + 1) * kChunk);
-    for (size_t i = chunk * kChunk; i < end; i += kLanes) sum.add(from(i));
-    return sum.total();
-  }
-
- private:
-  std::span<const float> logits_;
-  const Weights& weights_;
-  TokenLogit cut_;
-  float least_;
-};
-
-/// Where `target` falls among weights laid end to end from `begin` on: the last positive weight that starts at or
-/// before it, so that rounding never leads past the end.
-struct Place {
-  size_t index = 0;
-  double begin = 0.0;
-};
-template <class Values>
-Place find_place(const Values& weights, double begin, double target) {
-  Place place{.index = 0, .begin = begin};
-  for (size_t i = 0; i < weights.size() && begin <= target; ++i) {
-    if (weights[i] > 0) place = {.index = i, .begin = begin};
-    begin += weights[i];
-  }
-  return place;
+/// Eight logits from `begin` on, -inf for those that top-k, top-p and min-p leave out.
+F32x8 RowDraw::kept(size_t begin) const {
+  const F32x8 logits = load(logits_, begin);
+  if (!rule_.cuts) return logits;
+  const I32x8 ids = I32x8{0, 1, 2, 3, 4, 5, 6, 7} + static_cast<int32_t>(begin);
+  const I32x8 above = (logits > cut_.logit) | ((logits == cut_.logit) & (ids <= cut_.id));
+  return simd::select(above & (logits >= least_), logits, simd::broadcast(-kInfinity));
 }
 
 /// First the chunk that the draw falls into, then the token.
-int32_t draw_from(const KeptWeights& weights, size_t vocab, double uniform) {
-  std::vector<double> sums((vocab + kChunk - 1) / kChunk);
-  for (size_t chunk = 0; chunk < sums.size(); ++chunk) sums[chunk] = weights.chunk_sum(chunk);
-  const double target = uniform * std::accumulate(sums.begin(), sums.end(), 0.0);
-  const Place chunk = find_place(sums, 0.0, target);
-  std::array<float, kChunk> in_chunk{};
-  const size_t first = chunk.index * kChunk;
-  for (size_t i = 0; i < kChunk && first + i < vocab; i += kLanes) {
-    simd::store(in_chunk.data() + i, weights.from(first + i));
+int32_t RowDraw::draw(double uniform) {
+  if (rule_.cuts) {
+    cut_ = find_cut();
+    least_ = least_logit(best_, rule_.min_p_reach);
+    for (size_t i = 0; i < chunks_.sums.size(); ++i) {
+      if (chunks_.best[i] < std::max(least_, cut_.logit)) {
+        chunks_.sums[i] = 0;
+      } else {
+        chunks_.sums[i] = sum_chunk(i * kChunk, std::min(logits_.size(), (i + 1) * kChunk), rule_.scale,
+                                    chunks_.best[i], [&](size_t at) { return kept(at); });
+      }
+    }
   }
-  return static_cast<int32_t>(first + find_place(in_chunk, chunk.begin, target).index);
+  const auto chunk_total = [&](size_t chunk) { return chunks_.units(chunk, rule_.scale, exponent_); };
+  uint64_t left = drawn_unit(uniform, chunks_.total(rule_.scale));
+  size_t chunk = 0;
+  for (uint64_t units = chunk_total(0); left >= units; units = chunk_total(++chunk)) left -= units;
+  const int32_t reference = weight_exponent(chunks_.best[chunk], rule_.scale);
+  left <<= static_cast<uint32_t>(exponent_ - reference);
+  std::array<uint64_t, kLanes> weights{};
+  for (size_t i = chunk * kChunk;; i += kLanes) {
+    store_units(units_of(kept(i), rule_.scale, reference), weights.data());
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (left < weights[lane]) return static_cast<int32_t>(i + lane);
+      left -= weights[lane];
+    }
+  }
 }
 
 }  // namespace
@@ -244,31 +289,54 @@ void best_logits(std::span<const float> logits, int64_t count, std::vector<Token
   std::sort_heap(best.begin(), best.end(), better);
 }
 
-double uniform_draw(uint64_t seed, int64_t position) {
-  constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15U;
-  const uint64_t bits = mix(mix(seed + kGoldenRatio) + static_cast<uint64_t>(position) * kGoldenRatio);
-  return static_cast<double>(bits >> 11U) * 0x1p-53;
+Penalties penalties_of(const SamplingParams& params) {
+  return {.repetition = params.repetition_penalty,
+          .presence = params.presence_penalty,
+          .frequency = params.frequency_penalty};
+}
+
+DrawRule draw_rule(const SamplingParams& params, int64_t vocab_size) {
+  if (params.temperature < kGreedyTemperature) return {};
+  DrawRule rule{.greedy = false,
+                .cuts = false,
+                .scale = static_cast<float>(std::numbers::log2e / params.temperature),
+                .top_k = params.top_k < vocab_size ? params.top_k : 0,
+                .top_p = params.top_p,
+                .reach = kWeightBits * std::numbers::ln2 * params.temperature,
+                .seed = params.seed};
+  rule.min_p_reach = std::min(rule.reach, -params.temperature * std::log(params.min_p));
+  rule.cuts = rule.top_k > 0 || rule.top_p < 1.0 || params.min_p > 0.0;
+  return rule;
 }
 
 int32_t sample_token(const SamplingParams& params, std::span<const float> logits, int64_t position,
                      std::vector<TokenLogit>& scratch) {
-  const float best = largest(logits);
-  check_as(ErrorKind::kInternal, best > -kInfinity, "logits: expected at least one of ", logits.size(),
-           " above -inf and not NaN");
-  if (params.temperature < kGreedyTemperature || best == kInfinity) return argmax(logits);
-  const Weights weights(params.temperature, best);
-  const TokenLogit cut = find_cut(params, logits, weights, scratch);
-  const double uniform = uniform_draw(params.seed, position);
-  return draw_from(KeptWeights(logits, weights, cut, params.min_p), logits.size(), uniform);
+  const DrawRule rule = draw_rule(params, std::ssize(logits));
+  const auto check_best = [&](float best) {
+    check_as(ErrorKind::kInternal, best > -kInfinity, "logits: expected at least one of ", logits.size(),
+             " above -inf and not NaN");
+  };
+  if (rule.greedy) {
+    const int32_t token = argmax(logits);
+    check_best(logits[static_cast<size_t>(token)]);
+    return token;
+  }
+  RowDraw row(rule, logits, scratch);
+  check_best(row.best());
+  return row.has_weights() ? row.draw(uniform_draw(rule.seed, position)) : argmax(logits);
+}
+
+double log_of(const WeightSum& sum) {
+  if (sum.exponent == kNoExponent) return std::numeric_limits<double>::quiet_NaN();
+  return (sum.exponent - kWeightBits) * std::numbers::ln2 + std::log(static_cast<double>(sum.sum));
 }
 
 double log_sum_exp(std::span<const float> logits) {
-  const float best = largest(logits);
-  LaneSum sum;
-  for (size_t i = 0; i < logits.size(); i += kLanes) {
-    sum.add(simd::exp2((load_or(logits, i, -kInfinity) - best) * std::numbers::log2e_v<float>));
-  }
-  return best + std::log(sum.total());
+  const Chunks chunks = sum_chunks(logits, kLog2e);
+  const float best = chunks.row_best();
+  const bool any_nan = std::any_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); });
+  if (any_nan || !has_exponent(best, kLog2e)) return log_of({});
+  return log_of({.sum = chunks.total(kLog2e), .exponent = weight_exponent(best, kLog2e)});
 }
 
 double log_probability(std::span<const float> logits, int32_t token) {

@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "core/check.h"
 #include "ops/softcap.h"
 
@@ -7,9 +5,9 @@ namespace quaver {
 
 void softcap(float* x, int64_t count, double cap) {
   check(cap > 0, "softcap ", cap, ": expected a positive number");
-  const auto limit = static_cast<float>(cap);
+  const Softcap limit = make_softcap(cap);
 #pragma omp parallel for schedule(static) if (count > 4096)
-  for (int64_t i = 0; i < count; ++i) x[i] = limit * std::tanh(x[i] / limit);
+  for (int64_t i = 0; i < count; ++i) x[i] = limit(x[i]);
 }
 
 }  // namespace quaver
