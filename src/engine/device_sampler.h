@@ -1,9 +1,9 @@
 // Tokens from logits in GPU memory: engine/sampler.h on the device. What sampling needs to know of a request's past
 // stays in device memory, per slot; tokens go from step to step without the host.
 //
-// Order of a step on one stream: start() of new slots → fill_feedback() → forward pass → draw() → copy of the results
-// to pinned memory. No function waits for the device, except start() where it needs memory that no slot before it
-// needed.
+// A step on one stream: start() of its new slots → fill_feedback() → forward pass → draw() for its logit rows, piece by
+// piece → copies of the results to pinned memory → an event, after which read_draws() makes them a StepResult. No
+// function waits for the device, except start() where a slot needs memory that no slot before it needed.
 #pragma once
 
 #include <cstdint>
@@ -17,81 +17,84 @@
 
 namespace quaver {
 
-/// The draws of a step by ascending logit row, and where their results belong.
-struct DrawList {
-  std::vector<Draw> draws;
-  /// Index into Step::samples, or into Step::prompt_logprobs where the draw has a target.
-  std::vector<int32_t> entries;
+/// What draw() left, in host memory: one entry a logit row of the step. The logprobs may be empty where no row wants
+/// any.
+struct DrawnRows {
+  std::span<const Drawn> drawn;
+  std::span<const DrawnLogprobs> sample_logprobs;
+  std::span<const DrawnLogprobs> target_logprobs;
 };
-[[nodiscard]] DrawList list_draws(const Step& step);
-
-/// The step's result; `drawn` and `logprobs` (empty where no draw wants any) are in host memory, one per draw.
-[[nodiscard]] StepResult read_draws(const Step& step, const DrawList& list, std::span<const Drawn> drawn,
-                                    std::span<const DrawnLogprobs> logprobs);
+/// The step's result; a row with a status other than kOk becomes a Failure with the reason.
+[[nodiscard]] StepResult read_draws(const Step& step, const DrawnRows& rows, int64_t vocab_size);
 
 class DeviceSampler {
  public:
-  /// Kernels that a list of draws needs beyond greedy, temperature, bias, penalties and min_tokens. One set of launches
-  /// for each value, so a graph is recorded for one of them.
+  /// Kernels that rows need beyond greedy, temperature, bias, penalties and min_tokens: what a graph records depends on
+  /// it. Kernels for more than a step needs do no harm, they return at once.
   struct Extra {
-    bool cuts = false;      ///< a slot has top-k, top-p or min-p
-    bool logprobs = false;  ///< a draw has a target or its slot wants log-probabilities
+    bool cuts = false;      ///< some row's slot has top-k, top-p or min-p
+    bool logprobs = false;  ///< some row has a target, or its slot wants log-probabilities
     friend bool operator==(const Extra&, const Extra&) = default;
   };
 
-  /// On the current device. `max_draws`: of one draw(). Throws Error(kInvalidArgument) for a vocabulary of more than
+  /// On the current device. `max_rows`: of one draw(). Throws Error(kInvalidArgument) for a vocabulary of more than
   /// 2^20 tokens and Error(kOutOfMemory).
-  DeviceSampler(int64_t max_slots, int64_t vocab_size, int64_t max_draws);
+  DeviceSampler(int64_t max_slots, int64_t vocab_size, int64_t max_rows);
 
-  /// Device memory that the constructor takes. A slot with penalties, bias or min_tokens takes mark_bytes() more while
-  /// it has them; that memory is kept for later slots.
-  [[nodiscard]] static int64_t bytes(int64_t max_slots, int64_t vocab_size, int64_t max_draws);
+  /// Device memory that the constructor takes. A slot with penalties, bias or min_tokens borrows mark_bytes() more;
+  /// those are allocated 8 at a time when they are first needed, and kept.
+  [[nodiscard]] static int64_t bytes(int64_t max_slots, int64_t vocab_size, int64_t max_rows);
   [[nodiscard]] static int64_t mark_bytes(int64_t vocab_size);
 
-  /// Gives a slot to a request; what the slot's last owner left is forgotten.
+  /// Gives a slot to a request; what the slot's last owner left is forgotten. The tokens are read before it returns.
   void start(const Step::SlotStart& start, cudaStream_t stream);
 
-  /// What draw() must be told of these draws.
-  [[nodiscard]] Extra extra(std::span<const Draw> draws) const;
+  /// What draw() must be told of a step whose slots have been started.
+  [[nodiscard]] Extra extra(const Step& step) const;
 
-  /// token_ids[feedback.row] = the token that feedback.slot drew last, or the last it started with. `feedback` and
-  /// `token_ids` are in device memory; entries of slot -1 are padding.
-  void fill_feedback(const Step::Feedback* feedback, int64_t count, int32_t* token_ids, cudaStream_t stream) const;
+  /// token_ids[i] = the token that slots[i] drew last, or the last that it started with; nothing where slots[i] is -1.
+  /// Both [count] in device memory.
+  void fill_feedback(const int32_t* slots, int64_t count, int32_t* token_ids, cudaStream_t stream) const;
 
-  struct Args {
-    const float* logits = nullptr;  ///< [rows, vocab], 4-byte aligned; 16-byte rows are read faster
-    int64_t row_stride = 0;         ///< elements
-    int64_t first_row = 0;          ///< the logit row that `logits` begins with
-    double softcap = 0;             ///< final_logit_softcapping of the model; 0: none
-    const Draw* draws = nullptr;    ///< [num_draws] in device memory; a slot appears in one draw without target at most
-    int64_t num_draws = 0;          ///< padding included; the launches depend on this number and `extra` only
+  /// Some consecutive logit rows of a step. All pointers are to device memory (the results' may be to pinned memory)
+  /// and to the entry of the first of these rows.
+  struct Rows {
+    int64_t count = 0;                      ///< at most max_rows; the launches depend on it and on `extra` only
+    const float* logits = nullptr;          ///< [count, vocab] as the LM head left them
+    int64_t stride = 0;                     ///< elements from row to row; multiples of 4 are read faster
+    double softcap = 0;                     ///< the model's final_logit_softcapping; 0: none
+    const int32_t* sample_slots = nullptr;  ///< [count]: slot that draws a token; -1: none. Each slot once in a step
+    const int32_t* target_slots = nullptr;  ///< [count]: slot that asks for the probability of `targets`; -1: none
+    const int32_t* targets = nullptr;       ///< [count]; these two are read with extra.logprobs only
     Extra extra{};
-    Drawn* drawn = nullptr;             ///< [num_draws], device or pinned memory; padding is not written
-    DrawnLogprobs* logprobs = nullptr;  ///< likewise with extra.logprobs; only draws that want some are written
+    Drawn* drawn = nullptr;                    ///< [count]; rows without a draw are not written
+    DrawnLogprobs* sample_logprobs = nullptr;  ///< [count] with extra.logprobs; rows that want none are not written
+    DrawnLogprobs* target_logprobs = nullptr;  ///< likewise
   };
-  /// Bias → penalties → min_tokens → temperature → top-k → top-p → min-p → draw from (seed, position), as
-  /// Sampler::draw() on the same logits, bit for bit. No allocation, no synchronisation; graph-safe. Rows do not
-  /// influence each other. A draw whose status is not kOk leaves its slot unchanged.
-  void draw(const Args& args, cudaStream_t stream);
+  /// Final softcap → bias → penalties → min_tokens → temperature → top-k → top-p → min-p → draw from (seed, position):
+  /// softcap() and Sampler::draw() on the same logits, bit for bit. No allocation, no synchronisation; graph-safe. Rows
+  /// do not influence each other. A row whose status is not kOk leaves its slot's past as it was.
+  void draw(const Rows& rows, cudaStream_t stream);
 
  private:
   struct HostSlot {
     bool cuts = false;
     bool logprobs = false;
-    uint16_t* marks = nullptr;        // borrowed from mark_blocks_
-    DeviceBuffer<TokenLogit> biases;  // grows with need
+    uint16_t* marks = nullptr;        // of mark_blocks_
+    DeviceBuffer<TokenLogit> biases;  // as large as was ever needed
   };
+  [[nodiscard]] HostSlot& host_slot(int32_t slot);
   [[nodiscard]] uint16_t* borrow_marks();
 
   int64_t vocab_size_;
-  int64_t max_draws_;
+  int64_t max_rows_;
   std::vector<HostSlot> host_slots_;
   std::vector<DeviceBuffer<uint16_t>> mark_blocks_;
   std::vector<uint16_t*> free_marks_;
   DeviceBuffer<sampling::Slot> slots_;
+  DeviceBuffer<sampling::Kept> kept_;
   DeviceBuffer<float> chunk_best_;
   DeviceBuffer<uint64_t> chunk_sums_;
-  DeviceBuffer<sampling::Kept> kept_;
 };
 
 }  // namespace quaver

@@ -32,8 +32,8 @@ void best_logits(std::span<const float> logits, int64_t count, std::vector<Token
 [[nodiscard]] Penalties penalties_of(const SamplingParams& params);
 [[nodiscard]] DrawRule draw_rule(const SamplingParams& params, int64_t vocab_size);
 
-/// Natural logarithm; NaN for a sum that does not exist (kNoExponent).
-[[nodiscard]] double log_of(const WeightSum& sum);
+/// Natural logarithm of the row's weights at temperature 1 (scale kLog2e); NaN where there is no sum.
+[[nodiscard]] double log_of(const WeightSum& row);
 
 /// log(sum(exp(logits))); NaN if any logit is, or if the largest is infinite or beyond what token_weights.h can add.
 [[nodiscard]] double log_sum_exp(std::span<const float> logits);

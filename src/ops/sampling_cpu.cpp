@@ -326,17 +326,19 @@ int32_t sample_token(const SamplingParams& params, std::span<const float> logits
   return row.has_weights() ? row.draw(uniform_draw(rule.seed, position)) : argmax(logits);
 }
 
-double log_of(const WeightSum& sum) {
-  if (sum.exponent == kNoExponent) return std::numeric_limits<double>::quiet_NaN();
-  return (sum.exponent - kWeightBits) * std::numbers::ln2 + std::log(static_cast<double>(sum.sum));
+double log_of(const WeightSum& row) {
+  if (!has_exponent(row.best, kLog2e)) return std::numeric_limits<double>::quiet_NaN();
+  // Relative to the best token's weight: rounding errors are those of small distances only, and no probability
+  // exceeds 1.
+  const uint64_t of_best = weight_units(row.best, kLog2e, weight_exponent(row.best, kLog2e));
+  return double{row.best} + std::log(static_cast<double>(row.sum) / static_cast<double>(of_best));
 }
 
 double log_sum_exp(std::span<const float> logits) {
-  const Chunks chunks = sum_chunks(logits, kLog2e);
-  const float best = chunks.row_best();
   const bool any_nan = std::any_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); });
-  if (any_nan || !has_exponent(best, kLog2e)) return log_of({});
-  return log_of({.sum = chunks.total(kLog2e), .exponent = weight_exponent(best, kLog2e)});
+  if (any_nan) return log_of({});
+  const Chunks chunks = sum_chunks(logits, kLog2e);
+  return log_of({.sum = chunks.total(kLog2e), .best = chunks.row_best()});
 }
 
 double log_probability(std::span<const float> logits, int32_t token) {

@@ -49,10 +49,10 @@ QUAVER_HD inline uint64_t weight_units(float logit, float scale, int32_t referen
   return static_cast<uint64_t>(std::bit_cast<float>(std::bit_cast<int32_t>(factor) + ((exponent + kWeightBits) << 23)));
 }
 
-/// `sum * 2^(exponent - kWeightBits)`: of a chunk or of a row.
+/// The weights of a row, `sum` units; no sum where `best` has no exponent.
 struct WeightSum {
   uint64_t sum = 0;
-  int32_t exponent = kNoExponent;
+  float best = std::numeric_limits<float>::quiet_NaN();
 };
 
 /// The sum of a chunk in units of the row.

@@ -1,4 +1,4 @@
-// What is asked of a row of logits and what comes back: plain structs that lie in device or pinned memory.
+// What comes back for a row of logits: plain structs that lie in device or pinned memory.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,7 @@
 
 namespace quaver {
 
-inline constexpr int kMaxTopLogprobs = 20;
-
-struct Draw {
-  int32_t logit_row = 0;
-  int32_t slot = -1;    ///< -1: padding, nothing is done or written
-  int32_t target = -1;  ///< >= 0: no draw, only the log-probability of this prompt token
-};
+inline constexpr int kMostTopLogprobs = 20;
 
 enum class DrawStatus : int32_t {
   kOk = 0,
@@ -22,17 +16,19 @@ enum class DrawStatus : int32_t {
 };
 
 struct Drawn {
-  int32_t token = 0;  ///< the target where there is one; means nothing unless the status is kOk
+  int32_t token = -1;
   DrawStatus status = DrawStatus::kOk;
 };
 
-/// Of the logits before bias, penalties and temperature.
+/// Of a token, from the logits before bias, penalties and temperature.
 struct DrawnLogprobs {
-  float logit = 0;   ///< of the token
+  DrawStatus status = DrawStatus::kOk;
+  int32_t token = -1;
+  float logit = 0;   ///< the token's
   int32_t rank = 0;  ///< 1: the most probable
   WeightSum sum{};   ///< of all tokens at temperature 1
   int32_t num_top = 0;
-  TokenLogit top[kMaxTopLogprobs] = {};  ///< best first
+  TokenLogit top[kMostTopLogprobs] = {};  ///< best first
 };
 
 }  // namespace quaver
