@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "quaver/tensor.h"
@@ -24,6 +25,7 @@ struct LinearWeight {
   int64_t block_k = 0;         ///< columns that share a scale: K, or 128
   ActivationQuant activation = ActivationQuant::kNone;
   float input_scale = 1.0F;  ///< kPerTensor
+  std::string name{};        ///< for messages
 
   [[nodiscard]] int64_t out_features() const { return weight.dim(0); }
   [[nodiscard]] int64_t in_features() const { return weight.dim(1); }

@@ -123,6 +123,10 @@ MappedFile::MappedFile(const fs::path& path) {
   madvise(memory, size, MADV_WILLNEED);  // starts reading ahead; a refusal costs time only
 }
 
+void MappedFile::drop_resident() const noexcept {
+  madvise(const_cast<std::byte*>(bytes_.data()), bytes_.size(), MADV_DONTNEED);
+}
+
 MappedFile::~MappedFile() {
   munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }

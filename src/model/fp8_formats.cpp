@@ -138,7 +138,7 @@ std::vector<float> read_floats(const StoredTensor& tensor, const std::string& na
 std::vector<float> read_scales(const StoredTensor& tensor, const std::string& name) {
   std::vector<float> values = read_floats(tensor, name);
   for (const float value : values) {
-    check(std::isfinite(value) && value > 0, name, " ", value, ": expected a positive, finite scale");
+    check(std::isfinite(value) && value > 0, name, " ", value, in_file(tensor), ": expected a positive, finite scale");
   }
   return values;
 }

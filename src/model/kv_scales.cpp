@@ -30,7 +30,7 @@ bool load_one(const TensorFinder& find, const std::string& attention, const std:
           ": expected one value, or one for each of ", scales.size(), " kv heads");
     for (size_t head = 0; head < scales.size(); ++head) {
       scales[head] = values[values.size() == 1 ? 0 : head];
-      check_scale(name, scales[head]);
+      check_scale(name + in_file(*tensor), scales[head]);
     }
     return true;
   }

@@ -82,7 +82,8 @@ Entry read_entry(const std::string& name, const Json& info, std::string_view wha
   return {.name = name,
           .tensor = {.dtype = dtype->get<std::string>(),
                      .shape = std::vector<int64_t>(shape.begin(), shape.end()),
-                     .data = {}},
+                     .data = {},
+                     .file = {}},
           .begin = offsets[0],
           .end = offsets[1]};
 }
@@ -108,7 +109,11 @@ Json read_header(std::span<const std::byte> file, std::string_view what) {
 std::string to_string(const StoredTensor& tensor) {
   std::string text = tensor.dtype + " [";
   for (size_t axis = 0; axis < tensor.shape.size(); ++axis) text += concat(axis == 0 ? "" : ", ", tensor.shape[axis]);
-  return text + "]";
+  return text + "]" + in_file(tensor);
+}
+
+std::string in_file(const StoredTensor& tensor) {
+  return tensor.file.empty() ? std::string() : " in " + tensor.file;
 }
 
 TensorMap parse_safetensors(std::span<const std::byte> file, std::string_view what) {
@@ -131,6 +136,7 @@ TensorMap parse_safetensors(std::span<const std::byte> file, std::string_view wh
     check_data(entry.end <= data.size(), what, " tensor ", printable(entry.name), " ends at offset ", entry.end,
                ": expected at most ", data.size(), ", the file's end");
     entry.tensor.data = data.subspan(entry.begin, entry.end - entry.begin);
+    entry.tensor.file = what;
     expected = entry.end;
     tensors.emplace(std::move(entry.name), std::move(entry.tensor));
   }

@@ -19,12 +19,16 @@ struct StoredTensor {
   std::string dtype;  ///< as in the file: "BF16", "F8_E4M3", …
   std::vector<int64_t> shape;
   std::span<const std::byte> data;  ///< exactly the bytes that dtype and shape need
+  std::string file{};               ///< for messages; empty: of no file
 };
 
 using TensorMap = std::map<std::string, StoredTensor, std::less<>>;
 
-/// "BF16 [640, 1024]", for messages.
+/// "BF16 [640, 1024] in model.safetensors", for messages.
 [[nodiscard]] std::string to_string(const StoredTensor& tensor);
+
+/// " in model.safetensors", for messages; empty for a tensor of no file.
+[[nodiscard]] std::string in_file(const StoredTensor& tensor);
 
 /// Parses the bytes of one safetensors file; the result points into them. `what` names the file in messages.
 /// Throws Error(kCorruptData) for a header that is no JSON object of tensors, an unknown dtype, a shape whose bytes
@@ -41,6 +45,8 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  /// Takes what was read so far out of the memory of this process; reading it again is allowed.
+  void drop_resident() const noexcept;
 
  private:
   std::span<const std::byte> bytes_;

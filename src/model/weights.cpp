@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "model/fp8_formats.h"
 #include "model/kv_scales.h"
+#include "model/matrices.h"
 #include "model/safetensors.h"
 
 namespace quaver {
@@ -25,7 +26,8 @@ struct Storage {
 };
 
 std::string shape_text(const Shape& shape) {
-  return to_string(StoredTensor{.dtype = "expected", .shape = shape, .data = {}}).substr(std::strlen("expected "));
+  return to_string(StoredTensor{.dtype = "expected", .shape = shape, .data = {}, .file = {}})
+      .substr(std::strlen("expected "));
 }
 
 /// Text models sit below one of these, depending on class and age of the file.
@@ -77,7 +79,7 @@ class Loader {
                                      config_.family == ModelFamily::kGemma4 ? "scales from its norm" : "scales are 1"));
     }
     note_unused(weights);
-    weights.bytes = matrix_bytes(weights);
+    weights.bytes = step_bytes(weights);
     weights.storage = storage_;
     return weights;
   }
@@ -124,6 +126,7 @@ class Loader {
     const std::string name = module + ".weight";
     const StoredTensor* stored = require(name);
     if (stored == nullptr) return linear;
+    linear.name = name + in_file(*stored);
     linear.weight = matrix(*stored, name, rows, columns);
     if (linear.weight.dtype == DType::kE4M3) load_scales(module, linear);
     return linear;
@@ -131,7 +134,7 @@ class Loader {
 
   void load_scales(const std::string& module, LinearWeight& linear) {
     if (!recipe_) {
-      fail(ErrorKind::kUnsupported, module, ".weight F8_E4M3: expected a quantization_config in config.json");
+      fail(ErrorKind::kUnsupported, linear.name, " F8_E4M3: expected a quantization_config in config.json");
     }
     linear.activation = recipe_->activation;
     const std::string inverse = module + ".weight_scale_inv";  // a multiplier too, despite its name
@@ -157,7 +160,7 @@ class Loader {
     std::vector<float> values = read_floats(*stored, name);
     const float offset = config_.family == ModelFamily::kGemma3 ? 1.0F : 0.0F;
     for (float& value : values) {
-      check(std::isfinite(value), name, " ", value, ": expected finite values");
+      check(std::isfinite(value), name, " ", value, in_file(*stored), ": expected finite values");
       value += offset;
     }
     return values;
@@ -215,6 +218,9 @@ class Loader {
       return;
     }
     weights.lm_head.weight = weights.embedding;
+    if (const StoredTensor* stored = find(prefix_ + "embed_tokens.weight")) {
+      weights.lm_head.name = prefix_ + "embed_tokens.weight" + in_file(*stored);
+    }
     const StoredTensor* head = find(module + ".weight");
     const StoredTensor* embedding = find(prefix_ + "embed_tokens.weight");
     if (head == nullptr || embedding == nullptr) return;
@@ -236,20 +242,6 @@ class Loader {
     if (count > 0) weights.notes.push_back(concat("ignored ", count, " unknown tensors of the layers, first ", first));
   }
 
-  static int64_t matrix_bytes(const ModelWeights& weights) {
-    int64_t bytes = 0;
-    const auto add = [&](const LinearWeight& linear) {
-      if (linear.given()) bytes += linear.weight.num_elements() * dtype_bytes(linear.weight.dtype);
-    };
-    add(weights.lm_head);
-    for (const auto& layer : weights.layers) {
-      for (const auto* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-        add(*linear);
-      }
-    }
-    return bytes;
-  }
-
   const Checkpoint checkpoint_;
   const ModelConfig& config_;
   const std::optional<QuantRecipe> recipe_;
@@ -261,8 +253,24 @@ class Loader {
 
 }  // namespace
 
+ModelWeights load_weights(Checkpoint checkpoint, const ModelConfig& config, KvScalePolicy kv_scales) {
+  return Loader(std::move(checkpoint), config).load(kv_scales);
+}
+
 ModelWeights load_weights(const std::filesystem::path& directory, const ModelConfig& config, KvScalePolicy kv_scales) {
-  return Loader(open_checkpoint(directory), config).load(kv_scales);
+  return load_weights(open_checkpoint(directory), config, kv_scales);
+}
+
+int64_t step_bytes(const ModelWeights& weights) {
+  int64_t bytes = 0;
+  const auto add = [&](const LinearWeight& linear) {
+    if (linear.weight.rank == 2) bytes += linear.weight.num_elements() * dtype_bytes(linear.weight.dtype);
+  };
+  add(weights.lm_head);
+  for (const LayerWeights& layer : weights.layers) {
+    for (const LinearWeight* linear : matrices(layer)) add(*linear);
+  }
+  return bytes;
 }
 
 }  // namespace quaver

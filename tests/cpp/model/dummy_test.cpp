@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "core/bf16.h"
 #include "core/e4m3.h"
+#include "model/dummy.h"
 #include "model/weights.h"
 #include "testing/quant_recipes.h"
 #include "testing/tiny_gemma.h"
@@ -102,6 +104,29 @@ TEST(Dummy, ShapesRangesAndScales) {
       EXPECT_EQ(weights.bytes, bytes);
     }
   }
+}
+
+// Zeros would run faster than real data, small values too: the codes reach over the whole finite range.
+TEST(Dummy, CodesOverTheWholeRange) {
+  const std::vector<uint8_t> codes = dummy_codes();
+  ASSERT_EQ(codes.size(), 65536U);
+  EXPECT_EQ(codes.front(), 0xFE);
+  EXPECT_EQ(codes.back(), 0x7E);
+  EXPECT_TRUE(std::ranges::none_of(codes, e4m3_is_nan));
+  EXPECT_GE(std::set<uint8_t>(codes.begin(), codes.end()).size(),
+            230U);  // of 254: near zero they are finer than the table
+}
+
+// Streams and draws are counters: no two matrices share bits, and a draw needs no other.
+TEST(Dummy, BitsByCounter) {
+  std::set<uint64_t> seen;
+  for (int64_t ordinal = 1; ordinal <= 20; ++ordinal) {
+    for (int64_t draw = 0; draw < 50; ++draw) seen.insert(dummy_bits(dummy_stream(7, ordinal), draw));
+  }
+  EXPECT_EQ(seen.size(), 1000U);
+  // SplitMix64 of the paper's authors from the seed 1234567 begins with these numbers.
+  EXPECT_EQ(dummy_bits(1234567, 0), 6457827717110365317U);
+  EXPECT_EQ(dummy_bits(1234567, 1), 3203168211198807973U);
 }
 
 TEST(Dummy, FollowsTheRecipe) {

@@ -148,10 +148,10 @@ TEST(WeightScalesTest, B45IllegalShapesAndB06IllegalValues) {
     file.add_f32("w", shape, std::vector<float>(static_cast<size_t>(count), 1.0F));
     expect_error([&] { (void)expand(file); }, ErrorKind::kInvalidArgument, {"w F32 [", "expected [], [1], [130]"});
   }
-  const std::pair<float, const char*> values[] = {{0.0F, "w 0:"},
-                                                  {-1.0F, "w -1:"},
-                                                  {std::numeric_limits<float>::quiet_NaN(), "w nan:"},
-                                                  {std::numeric_limits<float>::infinity(), "w inf:"}};
+  const std::pair<float, const char*> values[] = {{0.0F, "w 0 in x:"},
+                                                  {-1.0F, "w -1 in x:"},
+                                                  {std::numeric_limits<float>::quiet_NaN(), "w nan in x:"},
+                                                  {std::numeric_limits<float>::infinity(), "w inf in x:"}};
   for (const auto& [value, expected] : values) {
     std::vector<float> rows(kN, 1.0F);
     rows[77] = value;

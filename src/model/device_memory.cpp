@@ -1,0 +1,45 @@
+#include "model/device_memory.h"
+
+#include <iomanip>
+#include <sstream>
+#include <vector>
+
+#include "core/check.h"
+#include "model/device_weight_plan.h"
+#include "model/dummy.h"
+
+namespace quaver {
+namespace {
+
+constexpr int64_t kBlasWorkspace = int64_t{64} << 20;
+
+}  // namespace
+
+DeviceMemory device_memory(const ModelConfig& config, const CachePlan& plan, const DeviceMemoryShape& shape) {
+  const DeviceWeightPlan weights = plan_device_weights(dummy_outline(config), config);
+  std::vector<LinearInput> inputs;
+  for (const PlannedLayer& layer : weights.layers) {
+    for (const PlannedWeight* weight : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      inputs.push_back({.width = weight->k, .kind = weight->input});
+    }
+  }
+  const int64_t blocks = plan.blocks_for(shape.max_model_len);
+  return {.weights = weights.bytes,
+          .workspace = workspace_layout(config, inputs, shape.step).bytes + kBlasWorkspace,
+          .block = plan.block_bytes(),
+          .sequence = blocks * plan.block_bytes(),
+          .chunk_pages = (plan.blocks_for(shape.max_model_len, shape.chunk_tokens) - blocks) * plan.block_bytes()};
+}
+
+std::string to_string(const DeviceMemory& memory) {
+  return concat("weights ", gibibytes(memory.weights), ", workspace ", gibibytes(memory.workspace), ", cache ",
+                gibibytes(memory.sequence), " a sequence and ", gibibytes(memory.chunk_pages), " for a chunk");
+}
+
+std::string gibibytes(int64_t bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (1 << 30) << " GiB";
+  return text.str();
+}
+
+}  // namespace quaver
