@@ -55,12 +55,16 @@ struct TokenLogprobs {
 /// What one step did for one request, in the order of steps.
 struct Output {
   uint64_t request_id = 0;
-  std::optional<int32_t> token{};  ///< the new token; the id that ended the text (kStop) included
-  std::optional<TokenLogprobs> logprobs{};
-  std::vector<TokenLogprobs> prompt_logprobs{};  ///< of prompt tokens 1, 2, …, as chunks are done (token 0 has none)
-  std::optional<FinishReason> finish_reason{};   ///< set in a request's last output
-  int64_t cached_tokens = 0;                     ///< prompt tokens found in the prefix cache at first admission
-  std::string error{};                           ///< with kError
+  std::optional<int32_t> token{};               ///< the new token; the id that ended the text (kStop) included
+  std::optional<FinishReason> finish_reason{};  ///< set in a request's last output
+  int64_t cached_tokens = 0;                    ///< prompt tokens found in the prefix cache at first admission
+
+  struct Details {
+    std::optional<TokenLogprobs> logprobs{};
+    std::vector<TokenLogprobs> prompt_logprobs{};  ///< of prompt tokens 1, 2, …, as chunks are done (token 0 has none)
+    std::string error{};                           ///< with kError
+  };
+  std::unique_ptr<Details> details{};  ///< null where none of them is there: a step has an output for each request
 };
 
 struct EngineOptions {

@@ -136,6 +136,11 @@ void add(ServingEngine& engine, uint64_t request_id, const std::vector<int64_t>&
   engine.with_engine([&](Engine& running) { running.add(std::move(request)); });
 }
 
+const Output::Details& details_of(const Output& output) {
+  static const Output::Details none;
+  return output.details ? *output.details : none;
+}
+
 void bind_results(nb::module_& module) {
   nb::class_<TokenLogprobs>(module, "TokenLogprobs", "Natural logarithms of softmax(logits)")
       .def_ro("token", &TokenLogprobs::token)
@@ -145,15 +150,15 @@ void bind_results(nb::module_& module) {
   nb::class_<Output>(module, "Output", "What one step did for one request")
       .def_ro("request_id", &Output::request_id)
       .def_ro("token", &Output::token)
-      .def_ro("logprobs", &Output::logprobs)
-      .def_ro("prompt_logprobs", &Output::prompt_logprobs)
+      .def_prop_ro("logprobs", [](const Output& output) { return details_of(output).logprobs; })
+      .def_prop_ro("prompt_logprobs", [](const Output& output) { return details_of(output).prompt_logprobs; })
       .def_prop_ro("finish_reason",
                    [](const Output& output) -> std::optional<std::string_view> {
                      if (!output.finish_reason) return std::nullopt;
                      return finish_reason_name(*output.finish_reason);
                    })
       .def_ro("cached_tokens", &Output::cached_tokens)
-      .def_ro("error", &Output::error);
+      .def_prop_ro("error", [](const Output& output) { return details_of(output).error; });
   nb::class_<EngineStats>(module, "EngineStats", "A moment's counts; *_total since the start")
       .def_ro("num_running", &EngineStats::num_running)
       .def_ro("num_waiting", &EngineStats::num_waiting)

@@ -293,7 +293,8 @@ void Engine::Impl::fail(const std::string& reason) {
     failure_ = reason;
     for (const Command& command : commands_) {
       if (const auto* const request = std::get_if<Request>(&command)) {
-        step_outputs_.push_back({.request_id = request->id, .finish_reason = FinishReason::kError, .error = reason});
+        step_outputs_.push_back({.request_id = request->id, .finish_reason = FinishReason::kError});
+        step_outputs_.back().details = std::make_unique<Output::Details>(Output::Details{.error = reason});
       }
     }
     commands_.clear();

@@ -21,7 +21,7 @@ enum class Stage : uint8_t {
   kEnded,     ///< its last output is out; results that are still to come mean nothing
 };
 
-struct alignas(64) LiveRequest {
+struct LiveRequest {
   LiveRequest(Request request, std::span<const int32_t> eos_token_ids)
       : prompt_len(std::ssize(request.prompt)),
         max_length(prompt_len + request.params.max_tokens),
@@ -34,7 +34,6 @@ struct alignas(64) LiveRequest {
     if (!params.ignore_eos) stop_ids.insert(stop_ids.end(), eos_token_ids.begin(), eos_token_ids.end());
   }
 
-  // What every decode step looks at comes first, as in SequencePages.
   Stage stage = Stage::kWaiting;
   int32_t slot = -1;          ///< kPrefill and kDecode have one
   int64_t num_in_flight = 0;  ///< tokens that launched steps will draw
@@ -48,7 +47,7 @@ struct alignas(64) LiveRequest {
   std::vector<int32_t> tokens;  ///< the prompt, then what was drawn
   std::vector<int32_t> stop_ids;
   int64_t cached_tokens = 0;  ///< at first admission
-  size_t decode_row = 0;      ///< its place among the decoding requests
+  size_t decode_row = 0;      ///< kDecode: its place in DecodeRows, which has the newest tokens and counts
   SequencePages pages;        ///< pages.num_tokens: computed by the steps scheduled so far
 
   RequestParams params;

@@ -1,16 +1,9 @@
 #include "engine/scheduled_step.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
 
 namespace quaver {
-namespace {
-
-constexpr std::array<int32_t, 1> kDrawnInLastStep{-1};
-
-}  // namespace
-
 void ScheduledStep::begin(const KvManager& manager) {
   step_.row_slots.clear();
   step_.page_copies.clear();
@@ -39,19 +32,25 @@ void ScheduledStep::copy_pages(const std::vector<PageCopy>& copies) {
   step_.page_copies.insert(step_.page_copies.end(), copies.begin(), copies.end());
 }
 
-void ScheduledStep::add_row(const KvManager& manager, LiveRequest& r, int64_t count) {
+void ScheduledStep::add_decode_rows(const KvManager& manager, const DecodeRows& decode) {
+  builder_.add(manager, decode.rows(), step_.batch);
+  for (size_t i = 0; i < decode.size(); ++i) {
+    const auto row = static_cast<int32_t>(i);
+    const int32_t slot = decode.slot(i);
+    step_.row_slots.push_back(slot);
+    rows_.push_back({.request = &decode.request(i), .samples = decode.samples(i), .last = decode.is_last(i)});
+    if (!decode.is_known(i)) step_.feedback.push_back({.row = row, .slot = slot});
+    if (!decode.samples(i)) continue;
+    step_.samples.push_back({.logit_row = static_cast<int32_t>(step_.batch.logit_rows.size()), .slot = slot});
+    step_.batch.logit_rows.push_back(row);
+  }
+}
+
+void ScheduledStep::add_chunk(const KvManager& manager, LiveRequest& r, int64_t count) {
   const int64_t end = r.pages.num_tokens;
   const int64_t first = end - count;
-  Row row{.request = &r, .slot = r.slot, .last = r.all_scheduled()};
+  Row row{.request = &r, .last = r.all_scheduled()};
   step_.row_slots.push_back(r.slot);
-
-  std::span<const int32_t> tokens = kDrawnInLastStep;
-  if (end <= std::ssize(r.tokens)) {
-    tokens = std::span(r.tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
-  } else {
-    step_.feedback.push_back({.row = static_cast<int32_t>(step_.batch.num_tokens()), .slot = r.slot});
-  }
-
   logit_rows_.clear();
   const auto next_logit_row = [&] { return static_cast<int32_t>(step_.batch.logit_rows.size() + logit_rows_.size()); };
   for (; r.num_logprobs_asked < std::min(end, r.num_logprobs_wanted); ++r.num_logprobs_asked) {
@@ -67,6 +66,7 @@ void ScheduledStep::add_row(const KvManager& manager, LiveRequest& r, int64_t co
     logit_rows_.push_back(static_cast<int32_t>(count - 1));
     ++r.num_in_flight;
   }
+  const auto tokens = std::span(r.tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
   builder_.add(manager, {.pages = r.pages, .tokens = tokens, .logit_rows = logit_rows_}, step_.batch);
   rows_.push_back(row);
 }

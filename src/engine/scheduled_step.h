@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/decode_rows.h"
 #include "engine/live_request.h"
 #include "engine/runner.h"
 #include "model/batch_builder.h"
@@ -16,10 +17,9 @@ class ScheduledStep {
  public:
   struct Row {
     LiveRequest* request = nullptr;
-    int32_t slot = 0;
+    int32_t num_prompt_logprobs = 0;
     bool samples = false;  ///< one of Step::samples, in order
     bool last = false;     ///< nothing of the request runs after this
-    int32_t num_prompt_logprobs = 0;
   };
 
   /// Starts over; memory is kept.
@@ -27,9 +27,11 @@ class ScheduledStep {
   /// `request` takes over its slot.
   void start_slot(const LiveRequest& request);
   void copy_pages(const std::vector<PageCopy>& copies);
-  /// The last `count` of the tokens that the request has pages for run in this step. Decides what is asked of the
-  /// logits, and notes it in the request.
-  void add_row(const KvManager& manager, LiveRequest& r, int64_t count);
+  /// Those that decode, before all others, one token each.
+  void add_decode_rows(const KvManager& manager, const DecodeRows& decode);
+  /// The last `count` of the tokens that a prompt has pages for run in this step. Decides what is asked of the logits,
+  /// and notes it in the request.
+  void add_chunk(const KvManager& manager, LiveRequest& r, int64_t count);
   /// Its result is in: lets go of requests.
   void clear();
   /// Its result is for nobody. The step itself may be in flight and stays.

@@ -1,7 +1,6 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
-#include <iterator>
 #include <span>
 #include <string>
 #include <utility>
@@ -50,8 +49,9 @@ const Step* Scheduler::schedule() {
   // What a preemption freed belongs to those that run: admitting in the same step could take it right back.
   if (!preempted_) schedule_waiting(step);
 
-  for (LiveRequest* const request : decoding_) step.add_row(manager_, *request, 1);
-  for (const Chunk& chunk : chunks_) step.add_row(manager_, *chunk.request, chunk.count);
+  decode_.advance();
+  step.add_decode_rows(manager_, decode_);
+  for (const Chunk& chunk : chunks_) step.add_chunk(manager_, *chunk.request, chunk.count);
   if (step.rows().empty()) {
     check_as(ErrorKind::kInternal, num_in_flight_ > 0 || live_.empty(), "requests ", live_.size(),
              " with nothing to run: expected progress in every step");
@@ -59,24 +59,45 @@ const Step* Scheduler::schedule() {
   }
   ++num_in_flight_;
   ++totals_.steps_total;
-  settle(step);
+  settle();
   return &step.step();
 }
 
-/// Pages and tokens for those that run, the oldest first. Where pages are short the youngest gives its own up, so the
-/// oldest always gets on and every request ends.
+/// Pages for those that run and need some, the oldest first. Where pages are short the youngest gives its own up, so
+/// the oldest always gets on and every request ends.
 void Scheduler::schedule_running(ScheduledStep& step) {
-  for (size_t i = 0; i < running_.size(); ++i) {
-    LiveRequest& r = *running_[i];
+  due_.assign(prefilling_.begin(), prefilling_.end());
+  decode_.find_special(due_);
+  std::ranges::sort(due_, {}, &LiveRequest::arrival);
+  for (LiveRequest* const request : due_) {
+    LiveRequest& r = *request;
+    if (!r.is_running()) return;  // it made room, as did all that are younger
     int64_t count = 1;
     if (r.stage == Stage::kPrefill) {
       count = std::min({r.prefill_end - r.pages.num_tokens, max_chunk(options_), prefill_budget_});
       if (count == 0) continue;
+    } else {
+      decode_.write_back(r);
     }
     while (r.is_running() && !manager_.can_append(r.pages, count)) preempt(*running_.back());
     if (!r.is_running()) return;
     advance(r, count, step);
+    if (r.stage == Stage::kDecode) decode_.prepare(r, quiet_until(r));
   }
+}
+
+/// The number of tokens up to which a decoding request needs no page, has no block for the prefix index and does not
+/// end.
+int64_t Scheduler::quiet_until(const LiveRequest& r) const {
+  int64_t until = std::min(r.pages.unchanged_until, r.tokens_to_store() - 1);
+  if (options_.prefix_caching && !options_.batch_invariant) {
+    // The token that completes a block is known one step after it was drawn. A block that the index refused is offered
+    // again with the next one.
+    const int64_t block = manager_.plan().largest_page_tokens;
+    const int64_t complete = r.pages.num_committed + block;
+    until = std::min(until, complete < r.pages.num_tokens ? r.pages.num_tokens + block : complete);
+  }
+  return until;
 }
 
 void Scheduler::schedule_waiting(ScheduledStep& step) {
@@ -87,6 +108,8 @@ void Scheduler::schedule_waiting(ScheduledStep& step) {
     if (!admit(r)) return;
     waiting_.pop_front();
     running_.push_back(&r);
+    prefilling_.push_back(&r);
+    due_.push_back(&r);
     step.start_slot(r);
     advance(r, std::min({r.prefill_end - r.pages.num_tokens, max_chunk(options_), prefill_budget_}), step);
   }
@@ -95,14 +118,7 @@ void Scheduler::schedule_waiting(ScheduledStep& step) {
 /// Gives a waiting request its slot, and the pages of a cached prefix, if all that it has to compute fits beside what
 /// those that run have still to compute: two half-admitted prompts would wait for each other's pages.
 bool Scheduler::admit(LiveRequest& r) {
-  int64_t reserved = 0;
-  int64_t full_groups = 0;
-  for (const CacheGroup& group : manager_.plan().groups) full_groups += group.window == 0 ? 1 : 0;
-  for (const LiveRequest* const other : running_) {
-    // Decoding requests grow by a page of every full group within a page's time; without room for that, newcomers
-    // would be preempted soon.
-    reserved += pages_still_needed(*other) + full_groups;
-  }
+  const int64_t reserved = reserved_pages();
   const int64_t before = manager_.num_free_pages() - reserved;
   if (r.arrival == refused_arrival_ && before <= refused_available_) return false;
 
@@ -131,6 +147,19 @@ bool Scheduler::admit(LiveRequest& r) {
   return true;
 }
 
+/// Pages that those that run will want soon.
+int64_t Scheduler::reserved_pages() const {
+  // Decoding requests grow by a page of every full group within a page's time; without room for that, newcomers would
+  // be preempted soon.
+  const int64_t full_groups = std::ranges::count(manager_.plan().groups, 0, &CacheGroup::window);
+  int64_t pages = std::ssize(running_) * full_groups;
+  for (const LiveRequest* const other : prefilling_) pages += pages_still_needed(*other);
+  for (size_t row = 0; row < decode_.size(); ++row) {
+    if (decode_.is_known(row)) pages += pages_still_needed(decode_.request(row));
+  }
+  return pages;
+}
+
 /// Pages that a request needs, beside those it holds, until all its known tokens are computed.
 int64_t Scheduler::pages_still_needed(const LiveRequest& request) const {
   const int64_t known = std::ssize(request.tokens);
@@ -155,127 +184,21 @@ void Scheduler::advance(LiveRequest& r, int64_t count, ScheduledStep& step) {
   chunks_.push_back({.request = &r, .count = count});
 }
 
-/// Where the requests of a step that was just built go from here.
-void Scheduler::settle(const ScheduledStep& step) {
-  for (const ScheduledStep::Row& row : step.rows()) {
-    LiveRequest& r = *row.request;
-    if (row.last) {
+/// Where the requests of the step that was just built go from here.
+void Scheduler::settle() {
+  for (LiveRequest* const request : due_) {
+    LiveRequest& r = *request;
+    if (!r.is_running()) continue;
+    if (r.all_scheduled()) {
       give_up_resources(r);
       r.stage = Stage::kDraining;
       ++num_draining_;
       std::erase(running_, &r);
     } else if (r.stage == Stage::kPrefill && r.pages.num_tokens == r.prefill_end) {
+      std::erase(prefilling_, &r);
       r.stage = Stage::kDecode;
-      r.decode_row = decoding_.size();
-      decoding_.push_back(&r);
+      decode_.push(r);
     }
-  }
-}
-
-// ---- results ----
-
-ScheduledStep& Scheduler::newest() {
-  return steps_[static_cast<size_t>((oldest_ + num_in_flight_ - 1) % Runner::kMaxInFlight)];
-}
-
-void Scheduler::pop_oldest() {
-  oldest().clear();
-  oldest_ = (oldest_ + 1) % Runner::kMaxInFlight;
-  --num_in_flight_;
-}
-
-void Scheduler::update(StepResult&& result, std::vector<Output>& outputs) {
-  check_as(ErrorKind::kInternal, num_in_flight_ > 0, "results: expected none without a step in flight");
-  const ScheduledStep& step = oldest();
-  const Step& asked = step.step();
-  check_as(ErrorKind::kInternal,
-           step.rows().empty() ||
-               (result.tokens.size() == asked.samples.size() && result.logprobs.size() == asked.samples.size() &&
-                result.prompt_logprobs.size() == asked.prompt_logprobs.size()),
-           "results of a step ", result.tokens.size(), ", ", result.logprobs.size(), ", ",
-           result.prompt_logprobs.size(), ": expected ", asked.samples.size(), " tokens with logprobs and ",
-           asked.prompt_logprobs.size(), " prompt logprobs");
-  for (const StepResult::Failure& failure : result.failures) {
-    const auto row = std::ranges::find(step.rows(), failure.slot, &ScheduledStep::Row::slot);
-    if (row == step.rows().end() || row->request->stage == Stage::kEnded) continue;
-    // Its pages may hold what is not a number, and a prefix of it may be in the index.
-    manager_.forget_prefixes();
-    end(*row->request, FinishReason::kError, output_of(*row->request, outputs)).error = failure.reason;
-  }
-  size_t sample = 0;
-  size_t prompt_logprob = 0;
-  for (const ScheduledStep::Row& row : step.rows()) {
-    // A request that stopped while this step was in flight left a row that nobody wants.
-    if (row.request->stage != Stage::kEnded) consume(row, result, sample, prompt_logprob, outputs);
-    sample += row.samples ? 1 : 0;
-    prompt_logprob += static_cast<size_t>(row.num_prompt_logprobs);
-  }
-  pop_oldest();
-}
-
-void Scheduler::consume(const ScheduledStep::Row& row, StepResult& result, size_t sample, size_t prompt_logprob,
-                        std::vector<Output>& outputs) {
-  if (!row.samples && row.num_prompt_logprobs == 0 && !row.last) return;  // a chunk in the middle of a prompt
-  LiveRequest& r = *row.request;
-  Output& output = output_of(r, outputs);
-  if (row.num_prompt_logprobs > 0) {
-    const auto first = result.prompt_logprobs.begin() + static_cast<int64_t>(prompt_logprob);
-    output.prompt_logprobs.assign(std::move_iterator(first), std::move_iterator(first + row.num_prompt_logprobs));
-    r.num_logprobs_seen += row.num_prompt_logprobs;
-  }
-  if (row.samples) {
-    const int32_t token = result.tokens[sample];
-    --r.num_in_flight;
-    r.tokens.push_back(token);
-    ++totals_.generated_tokens_total;
-    output.token = token;
-    output.logprobs = std::move(result.logprobs[sample]);
-    if (std::ranges::find(r.stop_ids, token) != r.stop_ids.end()) {
-      end(r, FinishReason::kStop, output);
-      return;
-    }
-  }
-  if (row.last) end(r, FinishReason::kLength, output);
-}
-
-void Scheduler::fail_step(std::string_view reason, std::vector<Output>& outputs) {
-  check_as(ErrorKind::kInternal, num_in_flight_ > 0, "failure: expected none without a step in flight");
-  const bool wanted = oldest_is_wanted();
-  totals_.failed_steps_total += wanted ? 1 : 0;
-  for (const ScheduledStep::Row& row : oldest().rows()) {
-    if (row.request->stage != Stage::kEnded) {
-      end(*row.request, FinishReason::kError, output_of(*row.request, outputs)).error = reason;
-    }
-  }
-  pop_oldest();
-  if (!wanted) return;
-  // Pages may not hold what the index says, and the step in flight may have read them.
-  manager_.forget_prefixes();
-  while (!running_.empty()) preempt(*running_.back());
-  if (num_in_flight_ > 0) start_over(oldest());
-}
-
-/// The step behind a failed one: its result will be dropped, its requests wait as before.
-void Scheduler::start_over(ScheduledStep& later) {
-  for (const ScheduledStep::Row& row : later.rows()) {
-    LiveRequest& r = *row.request;
-    if (r.stage == Stage::kEnded) continue;
-    if (r.stage == Stage::kDraining) {
-      r.stage = Stage::kWaiting;
-      --num_draining_;
-      waiting_.push_front(&r);
-    }
-    r.num_in_flight = 0;
-    r.num_logprobs_asked = r.num_logprobs_seen;
-  }
-  std::ranges::sort(waiting_, {}, &LiveRequest::arrival);
-  later.drop_rows();
-}
-
-void Scheduler::fail_all(std::string_view reason, std::vector<Output>& outputs) {
-  while (!live_.empty()) {
-    LiveRequest& r = *live_.begin()->second;
-    end(r, FinishReason::kError, output_of(r, outputs)).error = reason;
   }
 }
 
@@ -298,26 +221,16 @@ void Scheduler::preempt(LiveRequest& r) {
 }
 
 void Scheduler::give_up_resources(LiveRequest& r) {
-  if (r.stage == Stage::kDecode) stop_decoding(r);
+  if (r.stage == Stage::kDecode) {
+    decode_.remove(r);
+  } else {
+    std::erase(prefilling_, &r);
+  }
   manager_.release(r.pages);
   free_slots_.push_back(std::exchange(r.slot, -1));
 }
 
-void Scheduler::stop_decoding(const LiveRequest& r) {
-  LiveRequest* const last = decoding_.back();
-  decoding_[r.decode_row] = last;
-  last->decode_row = r.decode_row;
-  decoding_.pop_back();
-}
-
-Output& Scheduler::output_of(const LiveRequest& request, std::vector<Output>& outputs) {
-  Output& output = outputs.emplace_back();
-  output.request_id = request.id;
-  output.cached_tokens = request.cached_tokens;
-  return output;
-}
-
-Output& Scheduler::end(LiveRequest& r, FinishReason reason, Output& last_output) {
+void Scheduler::end(LiveRequest& r, FinishReason reason, Output& last_output) {
   if (r.is_running()) {
     give_up_resources(r);
     std::erase(running_, &r);
@@ -328,7 +241,6 @@ Output& Scheduler::end(LiveRequest& r, FinishReason reason, Output& last_output)
   auto entry = live_.extract(r.id);
   if (num_in_flight_ > 0) newest().keep(std::move(entry.mapped()));
   last_output.finish_reason = reason;
-  return last_output;
 }
 
 EngineStats Scheduler::stats() const {

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/decode_rows.h"
 #include "engine/live_request.h"
 #include "engine/runner.h"
 #include "engine/scheduled_step.h"
@@ -67,28 +68,32 @@ class Scheduler {
 
   // schedule()
   void schedule_running(ScheduledStep& step);
+  [[nodiscard]] int64_t quiet_until(const LiveRequest& r) const;
   void schedule_waiting(ScheduledStep& step);
   bool admit(LiveRequest& r);
   [[nodiscard]] int64_t pages_still_needed(const LiveRequest& request) const;
+  [[nodiscard]] int64_t reserved_pages() const;
   void advance(LiveRequest& r, int64_t count, ScheduledStep& step);
-  void settle(const ScheduledStep& step);
+  void settle();
 
+  void check_shape(const StepResult& result);
   void consume(const ScheduledStep::Row& row, StepResult& result, size_t sample, size_t prompt_logprob,
                std::vector<Output>& outputs);
   void preempt(LiveRequest& r);
   void start_over(ScheduledStep& later);
   void give_up_resources(LiveRequest& r);
-  void stop_decoding(const LiveRequest& r);
   [[nodiscard]] static Output& output_of(const LiveRequest& request, std::vector<Output>& outputs);
-  Output& end(LiveRequest& r, FinishReason reason, Output& last_output);
+  void end(LiveRequest& r, FinishReason reason, Output& last_output);
+  void end_with_error(LiveRequest& r, std::string_view reason, std::vector<Output>& outputs);
 
   EngineOptions options_;
   std::vector<int32_t> eos_token_ids_;
   KvManager manager_;
   std::unordered_map<uint64_t, std::unique_ptr<LiveRequest>> live_;
-  std::deque<LiveRequest*> waiting_;    // by arrival; all arrived later than those that run
-  std::vector<LiveRequest*> running_;   // by arrival
-  std::vector<LiveRequest*> decoding_;  // of them; a request keeps its place while it can, see BatchBuilder
+  std::deque<LiveRequest*> waiting_;      // by arrival; all arrived later than those that run
+  std::vector<LiveRequest*> running_;     // by arrival
+  std::vector<LiveRequest*> prefilling_;  // of them, by arrival; all others are in decode_
+  DecodeRows decode_;                     // a request keeps its row while it can, see BatchBuilder
   std::vector<int32_t> free_slots_;
 
   std::array<ScheduledStep, Runner::kMaxInFlight> steps_;
@@ -101,6 +106,7 @@ class Scheduler {
     int64_t count = 0;
   };
   std::vector<Chunk> chunks_;
+  std::vector<LiveRequest*> due_;  // whose pages are to be seen to, by arrival
   int64_t prefill_budget_ = 0;
   bool preempted_ = false;
 

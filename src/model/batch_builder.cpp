@@ -14,7 +14,31 @@ void BatchBuilder::begin(const KvManager& manager, Batch& batch) {
   batch.seq_lens.clear();
   batch.logit_rows.clear();
   batch.groups.resize(num_groups_);
+  slot_offsets_.resize(num_groups_);
   for (Batch::Group& group : batch.groups) group.slots.clear();
+}
+
+void BatchBuilder::add(const KvManager& manager, const OneTokenRows& rows, Batch& batch) {
+  const size_t count = rows.num_tokens.size();
+  check(batch.seq_lens.empty(), "row ", batch.seq_lens.size(), ": expected rows of one token before all others");
+  while (versions_.size() < count) add_row(batch);
+  for (size_t row = 0; row < count; ++row) {
+    if (versions_[row] != rows.versions[row]) update_row(manager, *rows.pages[row], row, batch);
+  }
+  batch.token_ids.assign(rows.tokens.begin(), rows.tokens.end());
+  batch.positions.resize(count);
+  batch.seq_lens.resize(count);
+  batch.query_start.resize(count + 1);
+  for (size_t row = 0; row < count; ++row) {
+    batch.positions[row] = static_cast<int32_t>(rows.num_tokens[row] - 1);
+    batch.seq_lens[row] = static_cast<int32_t>(rows.num_tokens[row]);
+    batch.query_start[row + 1] = static_cast<int32_t>(row + 1);
+  }
+  for (size_t g = 0; g < num_groups_; ++g) {
+    std::vector<int64_t>& slots = batch.groups[g].slots;
+    slots.resize(count);
+    for (size_t row = 0; row < count; ++row) slots[row] = slot_offsets_[g][row] + rows.num_tokens[row] - 1;
+  }
 }
 
 void BatchBuilder::add(const KvManager& manager, const SequenceStep& step, Batch& batch) {
@@ -34,12 +58,12 @@ void BatchBuilder::add(const KvManager& manager, const SequenceStep& step, Batch
   batch.seq_lens.push_back(static_cast<int32_t>(length));
   batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
 
-  if (row == rows_.size()) add_row(batch);
-  if (rows_[row].version != step.pages.version) update_row(manager, step.pages, row, batch);
+  if (row == versions_.size()) add_row(batch);
+  if (versions_[row] != step.pages.version) update_row(manager, step.pages, row, batch);
   for (size_t g = 0; g < num_groups_; ++g) {
     std::vector<int64_t>& slots = batch.groups[g].slots;
     if (count == 1) {
-      slots.push_back(slot_offsets_[row * num_groups_ + g] + length - 1);
+      slots.push_back(slot_offsets_[g][row] + length - 1);
     } else {
       slots.resize(batch.token_ids.size());
       manager.slots(step.pages, static_cast<int>(g), length - count, count, slots.data() + first_token);
@@ -48,17 +72,19 @@ void BatchBuilder::add(const KvManager& manager, const SequenceStep& step, Batch
 }
 
 void BatchBuilder::add_row(Batch& batch) {
-  rows_.emplace_back();
-  parts_.resize(rows_.size() * num_groups_);
-  slot_offsets_.resize(parts_.size());
+  versions_.push_back(0);
+  serials_.push_back(0);
+  parts_.resize(versions_.size() * num_groups_);
+  for (std::vector<int64_t>& offsets : slot_offsets_) offsets.push_back(0);
   for (Batch::Group& group : batch.groups) {
-    group.block_table.resize(rows_.size() * static_cast<size_t>(group.max_pages), -1);
+    group.block_table.resize(versions_.size() * static_cast<size_t>(group.max_pages), -1);
   }
 }
 
 void BatchBuilder::update_row(const KvManager& manager, const SequencePages& pages, size_t row, Batch& batch) {
-  const bool same_sequence = rows_[row].serial == pages.serial;
-  rows_[row] = {.version = pages.version, .serial = pages.serial};
+  const bool same_sequence = serials_[row] == pages.serial;
+  versions_[row] = pages.version;
+  serials_[row] = pages.serial;
   for (size_t g = 0; g < num_groups_; ++g) {
     Batch::Group& group = batch.groups[g];
     const std::vector<int32_t>& table = pages.tables[g];
@@ -78,15 +104,15 @@ void BatchBuilder::update_row(const KvManager& manager, const SequencePages& pag
     std::copy(table.begin() + from, table.end(), entries + from);
     known = {.first = released, .end = size};
     const int64_t page_size = manager.plan().groups[g].layout.page_size;
-    slot_offsets_[row * num_groups_ + g] = (table.back() - (size - 1)) * page_size;
+    slot_offsets_[g][row] = (table.back() - (size - 1)) * page_size;
   }
 }
 
 /// At least twice as wide, so that the average cost of an entry stays constant.
 void BatchBuilder::widen(size_t group_index, int64_t num_pages, Batch::Group& group) const {
   const int64_t width = std::max(num_pages, int64_t{2} * group.max_pages);
-  std::vector<int32_t> wider(rows_.size() * static_cast<size_t>(width), -1);
-  for (size_t row = 0; row < rows_.size(); ++row) {
+  std::vector<int32_t> wider(versions_.size() * static_cast<size_t>(width), -1);
+  for (size_t row = 0; row < versions_.size(); ++row) {
     const Part& known = parts_[row * num_groups_ + group_index];
     const auto from = group.block_table.begin() + static_cast<int64_t>(row) * group.max_pages;
     std::copy(from + known.first, from + known.end, wider.begin() + static_cast<int64_t>(row) * width + known.first);

@@ -18,21 +18,26 @@ struct SequenceStep {
   std::span<const int32_t> logit_rows{};  ///< indices into `tokens`, ascending
 };
 
+/// Sequences that compute one token each, as arrays over them.
+struct OneTokenRows {
+  std::span<const int64_t> num_tokens{};          ///< SequencePages::num_tokens, this token included
+  std::span<const int32_t> tokens{};              ///< the token, or -1
+  std::span<const uint64_t> versions{};           ///< SequencePages::version
+  std::span<const SequencePages* const> pages{};  ///< read only where the version is not the one seen last
+};
+
 /// One builder serves one batch: `batch` is the same in every call.
 class BatchBuilder {
  public:
   /// Starts a step without sequences.
   void begin(const KvManager& manager, Batch& batch);
+  /// Adds the first rows of a step. Which of them want logits is the caller's to note.
+  void add(const KvManager& manager, const OneTokenRows& rows, Batch& batch);
   /// Adds a sequence as the next row. It costs least where it was in the batch before. Throws Error(kInvalidArgument)
   /// for a step without tokens or a logit row outside them.
   void add(const KvManager& manager, const SequenceStep& step, Batch& batch);
 
  private:
-  /// What a row of the tables holds.
-  struct Row {
-    uint64_t version = 0;
-    uint64_t serial = 0;  // of the sequence
-  };
   /// A row in one group: entries outside [first, end) are -1.
   struct Part {
     int64_t first = 0;
@@ -44,9 +49,10 @@ class BatchBuilder {
   void widen(size_t group_index, int64_t num_pages, Batch::Group& group) const;
 
   size_t num_groups_ = 0;
-  std::vector<Row> rows_;
-  std::vector<Part> parts_;            // [row][group]
-  std::vector<int64_t> slot_offsets_;  // [row][group]: slot of a token on the last page - its position
+  std::vector<uint64_t> versions_;                  // [row]: what it shows
+  std::vector<uint64_t> serials_;                   // [row]: of its sequence
+  std::vector<Part> parts_;                         // [row][group]
+  std::vector<std::vector<int64_t>> slot_offsets_;  // [group][row]: slot of a token on the last page - its position
 };
 
 }  // namespace quaver

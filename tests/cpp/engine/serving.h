@@ -39,11 +39,12 @@ struct Answer {
   void take(const Output& output) {
     ASSERT_FALSE(finish_reason) << "output after the last one of request " << output.request_id;
     if (output.token) tokens.push_back(*output.token);
-    if (output.logprobs) logprobs.push_back(output.logprobs->logprob);
-    for (const TokenLogprobs& value : output.prompt_logprobs) prompt_logprobs.push_back(value.logprob);
     finish_reason = output.finish_reason;
-    error = output.error;
     cached_tokens = output.cached_tokens;
+    if (output.details == nullptr) return;
+    if (output.details->logprobs) logprobs.push_back(output.details->logprobs->logprob);
+    for (const TokenLogprobs& value : output.details->prompt_logprobs) prompt_logprobs.push_back(value.logprob);
+    error = output.details->error;
   }
 };
 

@@ -44,11 +44,13 @@ std::map<uint64_t, Answer> serve(Engine& engine, const std::vector<Request>& req
       Answer& answer = answers[output.request_id];
       EXPECT_FALSE(answer.finish_reason) << "output after the last one of request " << output.request_id;
       if (output.token) answer.tokens.push_back(*output.token);
-      if (output.logprobs) take_logprobs(*output.logprobs, answer.logprobs);
-      for (const TokenLogprobs& each : output.prompt_logprobs) take_logprobs(each, answer.prompt_logprobs);
       answer.finish_reason = output.finish_reason;
       answer.cached_tokens = std::max(answer.cached_tokens, output.cached_tokens);
-      EXPECT_EQ(output.error, "");
+      if (output.details) {
+        if (output.details->logprobs) take_logprobs(*output.details->logprobs, answer.logprobs);
+        for (const TokenLogprobs& each : output.details->prompt_logprobs) take_logprobs(each, answer.prompt_logprobs);
+        EXPECT_EQ(output.details->error, "");
+      }
       if (output.finish_reason) ++num_ended;
     }
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "quaver/error.h"
 #include "testing/cache_plans.h"
@@ -22,9 +23,34 @@ struct Share {
   std::vector<int32_t> logit_rows;
 };
 
-void build(const KvManager& manager, const std::vector<Share>& shares, BatchBuilder& builder, Batch& batch) {
+void build(const KvManager& manager, std::span<const Share> shares, BatchBuilder& builder, Batch& batch) {
   builder.begin(manager, batch);
   for (const Share& share : shares) {
+    builder.add(manager, {.pages = *share.pages, .tokens = share.tokens, .logit_rows = share.logit_rows}, batch);
+  }
+}
+
+/// The same in one call for the shares of one token at the beginning.
+void build_from_arrays(const KvManager& manager, const std::vector<Share>& shares, BatchBuilder& builder,
+                       Batch& batch) {
+  std::vector<int64_t> num_tokens;
+  std::vector<int32_t> tokens;
+  std::vector<uint64_t> versions;
+  std::vector<const SequencePages*> pages;
+  size_t row = 0;
+  for (; row < shares.size() && shares[row].tokens.size() == 1; ++row) {
+    num_tokens.push_back(shares[row].pages->num_tokens);
+    tokens.push_back(shares[row].tokens.front());
+    versions.push_back(shares[row].pages->version);
+    pages.push_back(shares[row].pages);
+  }
+  builder.begin(manager, batch);
+  builder.add(manager, {.num_tokens = num_tokens, .tokens = tokens, .versions = versions, .pages = pages}, batch);
+  for (size_t i = 0; i < row; ++i) {
+    if (!shares[i].logit_rows.empty()) batch.logit_rows.push_back(static_cast<int32_t>(i));
+  }
+  for (; row < shares.size(); ++row) {
+    const Share& share = shares[row];
     builder.add(manager, {.pages = *share.pages, .tokens = share.tokens, .logit_rows = share.logit_rows}, batch);
   }
 }
@@ -75,7 +101,8 @@ TEST(BatchBuilder, UpToDateEqualsBuiltAnew) {
         }
         shares.push_back(std::move(share));
       }
-      build(manager, shares, builder, batch);
+      if (seed % 2 == 0) std::ranges::stable_partition(shares, [](const Share& s) { return s.tokens.size() == 1; });
+      build_from_arrays(manager, shares, builder, batch);
       BatchBuilder anew_builder;
       Batch anew;
       build(manager, shares, anew_builder, anew);
@@ -104,7 +131,8 @@ TEST(BatchBuilder, ABatchByHand) {
   std::vector<int32_t> first(17);
   std::iota(first.begin(), first.end(), 100);
   build(manager,
-        {{.pages = &a, .tokens = first, .logit_rows = {16}}, {.pages = &b, .tokens = {7, 8}, .logit_rows = {0, 1}}},
+        std::vector<Share>{{.pages = &a, .tokens = first, .logit_rows = {16}},
+                           {.pages = &b, .tokens = {7, 8}, .logit_rows = {0, 1}}},
         builder, batch);
   EXPECT_EQ(batch.query_start, (std::vector<int32_t>{0, 17, 19}));
   EXPECT_EQ(batch.seq_lens, (std::vector<int32_t>{17, 2}));
@@ -118,7 +146,7 @@ TEST(BatchBuilder, ABatchByHand) {
 
   (void)manager.append(a, 15);
   (void)manager.append(a, 1);  // position 32 sees 17 to 32: the first sliding page is gone, and taken again
-  build(manager, {{.pages = &a, .tokens = {9}, .logit_rows = {}}}, builder, batch);
+  build(manager, std::vector<Share>{{.pages = &a, .tokens = {9}, .logit_rows = {}}}, builder, batch);
   EXPECT_EQ(batch.num_sequences(), 1);
   EXPECT_EQ(batch.groups[1].block_table[0], -1);
   EXPECT_EQ(batch.groups[1].block_table[1], 3);
@@ -131,10 +159,14 @@ TEST(BatchBuilder, RefusesStepsThatCannotBe) {
   (void)manager.append(pages, 3);
   BatchBuilder builder;
   Batch batch;
-  EXPECT_THROW(build(manager, {{.pages = &pages, .tokens = {}, .logit_rows = {}}}, builder, batch), Error);
-  EXPECT_THROW(build(manager, {{.pages = &pages, .tokens = {1, 2, 3, 4}, .logit_rows = {}}}, builder, batch), Error);
-  EXPECT_THROW(build(manager, {{.pages = &pages, .tokens = {1, 2}, .logit_rows = {2}}}, builder, batch), Error);
-  EXPECT_THROW(build(manager, {{.pages = &pages, .tokens = {1, 2}, .logit_rows = {-1}}}, builder, batch), Error);
+  const auto refused = [&](const Share& share) { EXPECT_THROW(build(manager, {&share, 1}, builder, batch), Error); };
+  refused({.pages = &pages, .tokens = {}, .logit_rows = {}});
+  refused({.pages = &pages, .tokens = {1, 2, 3, 4}, .logit_rows = {}});
+  refused({.pages = &pages, .tokens = {1, 2}, .logit_rows = {2}});
+  refused({.pages = &pages, .tokens = {1, 2}, .logit_rows = {-1}});
+  const Share share{.pages = &pages, .tokens = {1, 2}, .logit_rows = {}};
+  build(manager, {&share, 1}, builder, batch);
+  EXPECT_THROW(builder.add(manager, OneTokenRows{}, batch), Error);  // they come first
 }
 
 }  // namespace
