@@ -4,7 +4,9 @@
 // side is model/cpu_model.cpp. Norms, rotation and the gate compute in FP32; the residual stream is BF16.
 //
 // Pointers are device memory; matrices are dense and row-major and begin at multiples of 16 bytes. Norm weights are
-// effective multipliers (1 + w for Gemma 3). With 0 tokens nothing happens. Host functions throw
+// effective multipliers (1 + w for Gemma 3). Rows have a multiple of 8 columns: hidden_size up to 8,192, others up to
+// 21,504. Norm weights and scales are read before the kernel in front has ended: they are written before a step begins,
+// and complete. With 0 tokens nothing happens. Host functions throw
 // Error(kInvalidArgument) before anything is launched.
 #pragma once
 
@@ -19,9 +21,6 @@
 #include "quaver/tensor.h"
 
 namespace quaver::device_ops {
-
-/// Columns that a row may have: a multiple of 8, at most this.
-inline constexpr int64_t kMaxColumns = 32768;
 
 struct EmbedArgs {
   const Bf16* table = nullptr;  ///< [vocab_size, hidden_size]

@@ -1,0 +1,73 @@
+#include "ops/cuda/launch_rows.h"
+#include "ops/cuda/norm.cuh"
+
+namespace quaver::device_ops {
+namespace {
+
+constexpr RowKernels<NormParameters> kNorm{quaver_norm<1>, quaver_norm<3>};
+constexpr RowKernels<AddNormParameters> kAddNorm{quaver_add_norm<1>, quaver_add_norm<3>};
+
+void check_eps(float eps) {
+  check(eps > 0, "eps ", eps, ": expected > 0");
+}
+
+}  // namespace
+
+void norm_quantize(const NormQuantizeArgs& args, cudaStream_t stream) {
+  check_rows(args.num_tokens, args.hidden_size, kMaxHiddenSize);
+  check_eps(args.eps);
+  if (args.num_tokens == 0) return;
+  check_pointer("hidden", args.hidden);
+  check_pointer("norm", args.norm);
+  check_output(args.out, args.num_tokens);
+  launch_rows(kNorm, args.num_tokens,
+              {.rows = args.hidden,
+               .norm = args.norm,
+               .eps = args.eps,
+               .columns = static_cast<int>(args.hidden_size),
+               .out = args.out},
+              stream);
+}
+
+void add_norm_quantize(const AddNormQuantizeArgs& args, cudaStream_t stream) {
+  check_rows(args.num_tokens, args.hidden_size, kMaxHiddenSize);
+  check_eps(args.eps);
+  if (args.num_tokens == 0) return;
+  check_pointer("projected", args.projected);
+  check_pointer("post norm", args.post_norm);
+  check_pointer("hidden", args.hidden);
+  if (args.next_norm != nullptr) {
+    check_pointer("next norm", args.next_norm);
+    check_output(args.out, args.num_tokens);
+  }
+  launch_rows(kAddNorm, args.num_tokens,
+              {.projected = args.projected,
+               .post_norm = args.post_norm,
+               .hidden = args.hidden,
+               .layer_scalar = args.layer_scalar,
+               .next_norm = args.next_norm,
+               .eps = args.eps,
+               .columns = static_cast<int>(args.hidden_size),
+               .out = args.out},
+              stream);
+}
+
+void final_norm(const FinalNormArgs& args, cudaStream_t stream) {
+  check_rows(args.num_rows, args.hidden_size, kMaxHiddenSize);
+  check_eps(args.eps);
+  if (args.num_rows == 0) return;
+  check_pointer("hidden", args.hidden);
+  check_pointer("rows", args.rows, 4);
+  check_pointer("norm", args.norm);
+  check_pointer("out", args.out);
+  launch_rows(kNorm, args.num_rows,
+              {.rows = args.hidden,
+               .gather = args.rows,
+               .norm = args.norm,
+               .eps = args.eps,
+               .columns = static_cast<int>(args.hidden_size),
+               .out = {.rows = args.out}},
+              stream);
+}
+
+}  // namespace quaver::device_ops

@@ -1,0 +1,49 @@
+#include "ops/cuda/launch_rows.h"
+#include "ops/cuda/pointwise.cuh"
+
+namespace quaver::device_ops {
+namespace {
+
+constexpr RowKernels<EmbedParameters> kEmbed{quaver_embed<1>, quaver_embed<3>};
+constexpr RowKernels<QuantizeParameters> kQuantize{quaver_quantize<1>, quaver_quantize<3>, quaver_quantize<7>};
+constexpr RowKernels<GegluParameters> kGeglu{quaver_geglu<1>, quaver_geglu<3>, quaver_geglu<7>};
+
+}  // namespace
+
+void embed_tokens(const EmbedArgs& args, cudaStream_t stream) {
+  check_rows(args.num_tokens, args.hidden_size, kMaxHiddenSize);
+  check(args.vocab_size > 0, "vocab size ", args.vocab_size, ": expected > 0");
+  if (args.num_tokens == 0) return;
+  check_pointer("embedding", args.table);
+  check_pointer("token ids", args.token_ids, 4);
+  check_pointer("hidden", args.hidden);
+  launch_rows(kEmbed, args.num_tokens,
+              {.table = args.table,
+               .vocab_size = args.vocab_size,
+               .token_ids = args.token_ids,
+               .scale = args.scale,
+               .columns = static_cast<int>(args.hidden_size),
+               .hidden = args.hidden},
+              stream);
+}
+
+void quantize(const QuantizeArgs& args, cudaStream_t stream) {
+  check_rows(args.num_tokens, args.width, kMaxColumns);
+  check(args.out.kind != InputKind::kBf16, "GEMM input kind bf16: expected an E4M3 kind");
+  if (args.num_tokens == 0) return;
+  check_pointer("rows", args.rows);
+  check_output(args.out, args.num_tokens);
+  launch_rows(kQuantize, args.num_tokens, {.rows = args.rows, .columns = static_cast<int>(args.width), .out = args.out},
+              stream);
+}
+
+void geglu_quantize(const GegluQuantizeArgs& args, cudaStream_t stream) {
+  check_rows(args.num_tokens, args.intermediate_size, kMaxColumns);
+  if (args.num_tokens == 0) return;
+  check_pointer("gate and up", args.gate_up);
+  check_output(args.out, args.num_tokens);
+  launch_rows(kGeglu, args.num_tokens,
+              {.gate_up = args.gate_up, .columns = static_cast<int>(args.intermediate_size), .out = args.out}, stream);
+}
+
+}  // namespace quaver::device_ops

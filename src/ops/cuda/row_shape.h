@@ -1,0 +1,41 @@
+// Which thread of a CTA has which columns of a row: vectors of 8 columns (16 bytes of BF16, half a piece of packed
+// E4M3), vector `thread + v * threads` for v = 0, 1, …. It follows from the row's width alone, so that the order of
+// every sum over a row, and with it every bit of the result, is the same whatever the number of tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "gemm/packed_fp8/layout.h"
+
+namespace quaver::device_ops {
+
+inline constexpr int kVector = 8;
+/// Widest rows: of the residual stream, and of anything else (the gate of 31B).
+inline constexpr int kMaxHiddenSize = 8192;
+inline constexpr int kMaxColumns = 21504;
+
+/// A thread has 1, 3 or 7 vectors: 224 threads have the hidden row of 31B (5,376) and 384 its gate (21,504), none idle.
+/// Few threads with many vectors leave room for other rows on the SM: 4 of the former, 2 of the latter.
+struct RowShape {
+  int threads = 0;  ///< a multiple of 32: the 16 vectors of 128 columns are half a warp's
+  int vectors = 0;  ///< of a thread
+};
+
+/// Most threads of a CTA whose threads have `vectors` vectors, and how many such CTAs an SM has registers for.
+[[nodiscard]] QUAVER_HD constexpr int max_threads(int vectors) {
+  return vectors == 1 ? 256 : vectors == 3 ? 352 : 384;
+}
+[[nodiscard]] QUAVER_HD constexpr int min_ctas(int vectors) {
+  return vectors == 1 ? 6 : vectors == 3 ? 3 : 2;
+}
+
+/// Threads for all vectors of a row, those in the padding of the packed order included.
+[[nodiscard]] constexpr RowShape row_shape(int64_t columns) {
+  const auto vectors = static_cast<int>(packed_fp8::num_chunks(columns)) * (packed_fp8::kChunk / kVector);
+  const int each = vectors <= max_threads(1) ? 1 : vectors <= 3 * max_threads(3) ? 3 : 7;
+  return {.threads = (vectors + 32 * each - 1) / (32 * each) * 32, .vectors = each};
+}
+static_assert(row_shape(kMaxHiddenSize).vectors == 3 && row_shape(kMaxColumns).threads == max_threads(7));
+
+}  // namespace quaver::device_ops
