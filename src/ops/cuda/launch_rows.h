@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 
 #include "core/cuda.h"
 #include "ops/cuda/device_ops.h"
@@ -34,8 +35,8 @@ inline void check_output(const GemmInput& out, int64_t num_rows) {
     const int64_t stride = out.kind == InputKind::kStatic ? 0 : 1;
     check(out.scale_stride == stride, "GEMM input scale stride ", out.scale_stride, ": expected ", stride);
   }
-  check(out.kind != InputKind::kStatic || out.static_scale > 0, "GEMM input static scale ", out.static_scale,
-        ": expected > 0");
+  check(out.kind != InputKind::kStatic || std::isnormal(out.static_scale) && out.static_scale > 0,
+        "GEMM input static scale ", out.static_scale, ": expected > 0");
 }
 
 /// One kernel for rows of 1, 3 and 7 vectors a thread.

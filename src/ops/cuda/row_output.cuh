@@ -47,14 +47,6 @@ __device__ __forceinline__ float row_scale(const GemmInput& out, const AnyRow& r
   return scale;
 }
 
-/// Codes of the thread's columns from `column` on, zeros beyond the row: 0 * inverse would not do, the inverse of a
-/// tiny scale is infinite.
-__device__ __forceinline__ void store_codes(uint8_t* packed_row, const Vector& vector, float inverse, int column,
-                                            int columns) {
-  const uint2 codes = column < columns ? to_codes(vector.values, inverse) : uint2{};
-  *reinterpret_cast<uint2*>(packed_row + packed_fp8::packed_offset(0, column, columns)) = codes;
-}
-
 template <class AnyRow>
 __device__ __forceinline__ void store_bf16_row(Bf16* out, const AnyRow& row, int columns) {
 #pragma unroll
@@ -64,7 +56,8 @@ __device__ __forceinline__ void store_bf16_row(Bf16* out, const AnyRow& row, int
   }
 }
 
-/// Row `token` of the input of K = `columns`; in E4M3 with zeros up to a multiple of 128 columns. By the whole CTA.
+/// Row `token` of the input of K = `columns`; in E4M3 with zeros, which the row has there, up to a multiple of 128
+/// columns. By the whole CTA.
 template <class AnyRow>
 __device__ __forceinline__ void store_row(const GemmInput& out, const AnyRow& row, int64_t token, int columns,
                                           Scratch& scratch) {
@@ -81,7 +74,9 @@ __device__ __forceinline__ void store_row(const GemmInput& out, const AnyRow& ro
     const int column = first_column(v);
     const Vector vector = row.get(v);
     if (blocks) inverse = 1.0F / block_scale(out, vector.values, token, column, column < padded);
-    if (column < padded) store_codes(packed_row, vector, inverse, column, columns);
+    if (column >= padded) continue;
+    *reinterpret_cast<uint2*>(packed_row + static_cast<int>(packed_fp8::packed_offset(0, column, columns))) =
+        to_codes(vector.values, inverse);
   }
 }
 
