@@ -35,7 +35,7 @@ inline void check_output(const GemmInput& out, int64_t num_rows) {
     const int64_t stride = out.kind == InputKind::kStatic ? 0 : 1;
     check(out.scale_stride == stride, "GEMM input scale stride ", out.scale_stride, ": expected ", stride);
   }
-  check(out.kind != InputKind::kStatic || std::isnormal(out.static_scale) && out.static_scale > 0,
+  check(out.kind != InputKind::kStatic || (std::isnormal(out.static_scale) && out.static_scale > 0),
         "GEMM input static scale ", out.static_scale, ": expected > 0");
 }
 
