@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from quaver.bench.options import add_offline_arguments, add_serve_arguments
 from quaver.errors import BadInputError
+from quaver.model_folder import model_folder
 
 _BAD_INPUT, _FAILED, _INTERRUPTED = 2, 1, 130
 _USES_SOCKETS = ("serve", "bench")  # a client that hangs up is an error there, not the end of the process
@@ -63,7 +64,8 @@ class _Version(argparse.Action):
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or Gemma 4 model")
+    add("--model", type=model_folder, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or 4 model")
+    add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     add("--prompt", required=True, help="text to continue, or the user's message with --chat")
     add("--chat", action="store_true", help="render the prompt through the model's chat template")
     add("--system", help="system message (with --chat)")
@@ -111,9 +113,14 @@ def _run_serve(options: argparse.Namespace) -> int:
 def _add_explain(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--arch", type=int, default=90, help="90: Hopper (default); 0: CPU")
-    add("--q-heads", type=int, required=True)
-    add("--kv-heads", type=int, required=True)
-    add("--head-dim", type=int, required=True, help="of Q and K")
+    add("--model", type=model_folder, metavar="DIR", help="every kind of layer of this model, and its GPU memory")
+    add("--hf-overrides", default="", metavar="JSON", help="merged over the model's config.json")
+    add("--max-model-len", type=int, default=0, metavar="N", help="for its memory; 0: as the model says (default)")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="likewise (default %(default)s)")
+    add("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="likewise (default %(default)s)")
+    add("--q-heads", type=int, help="without --model, as the next two")
+    add("--kv-heads", type=int)
+    add("--head-dim", type=int, help="of Q and K")
     add("--v-head-dim", type=int, help="of V, where it differs")
     add("--kv-cache-dtype", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
     add("--block-size", type=int, default=64, help="tokens of a page (default %(default)s)")

@@ -8,12 +8,13 @@ from typing import Any
 
 from quaver import _quaver
 from quaver.errors import BadInputError
+from quaver.model_folder import tokenizer_folder
 from quaver.progress import SlowTask
 from quaver.tokenizer import TextStream, Tokenizer, stop_ids
 
 
 def run(options: Namespace) -> int:
-    tokenizer = Tokenizer(options.model)
+    tokenizer = Tokenizer(tokenizer_folder(options.model, options.tokenizer))
     prompt = encode(tokenizer, options)
     config = _quaver.load_model_config(options.model, options.hf_overrides)
     check_length(len(prompt), options.max_tokens, config.max_positions)

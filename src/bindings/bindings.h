@@ -8,6 +8,7 @@ namespace quaver::bindings {
 void bind_errors(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_kv_cache(nanobind::module_& module);
+void bind_model(nanobind::module_& module);
 void bind_generator(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 

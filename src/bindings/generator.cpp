@@ -1,4 +1,4 @@
-// Model folders and the generate loop. C++ works without the GIL; each new token takes it for the caller's function.
+// The generate loop. C++ works without the GIL; each new token takes it for the caller's function.
 #include "engine/generator.h"
 
 #include <nanobind/ndarray.h>
@@ -93,15 +93,6 @@ std::vector<double> token_logprobs(Generator& generator, const std::vector<int32
 }  // namespace
 
 void bind_generator(nb::module_& module) {
-  nb::class_<ModelConfig>(module, "ModelConfig", "What config.json says of a model")
-      .def_ro("hidden_size", &ModelConfig::hidden_size)
-      .def_ro("num_layers", &ModelConfig::num_layers)
-      .def_ro("vocab_size", &ModelConfig::vocab_size)
-      .def_ro("max_positions", &ModelConfig::max_positions)
-      .def_ro("eos_token_ids", &ModelConfig::eos_token_ids);
-  module.def("load_model_config", &load_model_config, nb::arg("directory"), nb::arg("hf_overrides") = "",
-             "Reads DIR/config.json; raises ValueError for a model that Quaver does not run");
-
   module.def(
       "check_sampling",
       [](double temperature, int top_k, double top_p, double min_p) {

@@ -8,6 +8,7 @@ NB_MODULE(_quaver, module) {
   quaver::bindings::bind_errors(module);
   quaver::bindings::bind_attention(module);
   quaver::bindings::bind_kv_cache(module);
+  quaver::bindings::bind_model(module);
   quaver::bindings::bind_generator(module);
   quaver::bindings::bind_engine(module);
 }

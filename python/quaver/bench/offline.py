@@ -12,6 +12,7 @@ from quaver.bench import report
 from quaver.bench.load import run_benchmark
 from quaver.bench.metrics import RequestRecord
 from quaver.bench.prompts import Codec, LocalCodec, Prompt
+from quaver.model_folder import tokenizer_folder
 from quaver.progress import SlowTask
 from quaver.server import options as flags
 from quaver.server.engines import EnginePool, EngineRequest
@@ -22,7 +23,7 @@ def run(options: Namespace) -> int:
     """Returns 1 if any request failed."""
     flags.check_engine(options)
     with SlowTask("loading the model"):
-        codec = LocalCodec(options.model)
+        codec = LocalCodec(tokenizer_folder(options.model, options.tokenizer))
         arguments = flags.engine_arguments(options)
         engines = [_quaver.Engine.load(options.model, **arguments) for _ in range(options.data_parallel_size)]
     runs = asyncio.run(_measure(options, codec, engines))

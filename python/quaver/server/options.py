@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quaver.errors import BadInputError
+from quaver.model_folder import model_folder
 from quaver.server import parsers
 
 _NUM_CORES = len(os.sched_getaffinity(0))
@@ -46,7 +47,8 @@ def _add_text(group: Any) -> None:
 
 def _add_model(group: Any) -> None:
     add = group.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or Gemma 4 model")
+    add("--model", type=model_folder, required=True, metavar="DIR", help="Hugging Face folder of a Gemma 3 or 4 model")
+    add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights of the true shapes")
     add("--hf-overrides", type=_json_object, default="{}", metavar="JSON", help="merged over config.json")
     add("--max-model-len", type=int, default=0, metavar="N", help="prompt and output; 0: as the model says (default)")

@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from quaver.errors import BadInputError
+from quaver.model_folder import tokenizer_folder
 from quaver.progress import SlowTask
 from quaver.server import options as flags
 from quaver.server.app import create_app
@@ -46,7 +47,7 @@ def load_service(options: Namespace) -> Service:
     """Everything but the network."""
     from quaver import _quaver
 
-    tokenizer = Tokenizer(options.model)
+    tokenizer = Tokenizer(tokenizer_folder(options.model, options.tokenizer))
     template = _read_template(options.chat_template) if options.chat_template else None
     reasoning = reasoning_parser(options.reasoning_parser) if options.reasoning_parser else None
     tools = tool_parser(options.tool_call_parser) if options.tool_call_parser else None
