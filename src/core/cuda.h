@@ -1,10 +1,11 @@
 // CUDA handles with owners, and the check of every CUDA call. Included only by files of the CUDA build.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
@@ -114,11 +115,23 @@ class PinnedBuffer {
   CudaHandle<void*, cudaFreeHost> memory_;
 };
 
+/// Launches `kernel(arguments…)`.
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
+            const std::type_identity_t<Parameters>&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
+}
+
 /// Launches `kernel(parameters)` so that it may start before the kernel in front of it has ended (programmatic
 /// dependent launch); the kernel must execute griddepcontrol.wait. `cluster`: CTAs a cluster.
 template <class Parameters>
 void launch_programmatic(void (*kernel)(Parameters), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
-                         Parameters parameters, int cluster = 1) {
+                         const std::type_identity_t<Parameters>& parameters, int cluster = 1) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -131,8 +144,7 @@ void launch_programmatic(void (*kernel)(Parameters), dim3 grid, int threads, int
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = cluster > 1 ? 2 : 1;
-  void* arguments[] = {&parameters};
-  check_cuda(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments), "cudaLaunchKernelExC");
+  check_cuda(cudaLaunchKernelEx(&config, kernel, parameters), "cudaLaunchKernelEx");
 }
 
 }  // namespace quaver

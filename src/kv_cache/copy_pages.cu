@@ -75,8 +75,7 @@ void copy_pages(const TensorView& slabs, std::span<const PageCopy> copies, cudaS
               parameters.copies.begin());
     const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(end - begin),
                     static_cast<unsigned>(slabs.dim(0)));
-    quaver_copy_pages<<<grid, kThreads, 0, stream>>>(parameters);
-    check_cuda(cudaGetLastError(), "copy_pages");
+    launch(quaver_copy_pages, grid, kThreads, 0, stream, parameters);
     begin = end;
   }
 }

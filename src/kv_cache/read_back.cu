@@ -93,8 +93,7 @@ void read_back(const ReadBackArgs& args, cudaStream_t stream) {
       .out = {args.k.data, args.v.data},
       .out_f32 = args.k.dtype == DType::kF32};
   const dim3 grid(static_cast<unsigned>(args.length), static_cast<unsigned>(layout.num_kv_heads), 2);
-  quaver_read_back<<<grid, kThreads, 0, stream>>>(parameters);
-  check_cuda(cudaGetLastError(), "read_back");
+  launch(quaver_read_back, grid, kThreads, 0, stream, parameters);
 }
 
 }  // namespace quaver

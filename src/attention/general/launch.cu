@@ -63,8 +63,8 @@ void run(const AttentionProblem& problem, const AttentionArgs& args, cudaStream_
                               .lse = static_cast<float*>(args.lse.data),
                               .lse_strides = row_strides(args.lse)};
   const auto ctas = static_cast<unsigned>(std::min(num_rows, kMaxCtas));
-  kernel_for(problem.kv.dtype)<<<ctas, kThreads, static_cast<size_t>(shared_bytes(problem.kv)), stream>>>(parameters);
-  check_cuda(cudaGetLastError(), "quaver_general");
+  launch(kernel_for(problem.kv.dtype), dim3(ctas), kThreads, static_cast<int>(shared_bytes(problem.kv)), stream,
+         parameters);
 }
 
 }  // namespace quaver::general

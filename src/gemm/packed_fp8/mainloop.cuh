@@ -151,6 +151,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
         x[1] = fmaf(sums[4 * j + 2 * i + 1], scale.y * row_scale[i], x[1]);
       }
     }
+    __syncwarp();  // every lane has read its scales
     release(position.slot);
     position = position.next(p.num_slots);
   }

@@ -14,9 +14,8 @@ void pack_rows(const PackArgs& args, cudaStream_t stream) {
   const int64_t groups = ceil_divide(args.first_row + args.rows, kGroupRows) - args.first_row / kGroupRows;
   const int64_t blocks = ceil_divide(groups * num_chunks(args.columns) * kGroupPieces, kPackThreads);
   constexpr int64_t kMaxBlocks = 4096;
-  pack_pieces<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kPackThreads, 0, stream>>>(args,
-                                                                                                             aligned);
-  check_cuda(cudaGetLastError(), "pack_pieces");
+  const dim3 grid(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks));
+  launch(pack_pieces, grid, kPackThreads, 0, stream, args, aligned);
 }
 
 }  // namespace quaver::packed_fp8

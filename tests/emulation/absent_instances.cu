@@ -1,0 +1,66 @@
+// Kernel instances that the emulation does not compile: they cost a minute of compiler and show nothing new. Launching
+// one is an error.
+#include "attention/decode_fp8/instance.h"
+#include "attention/prefill_fp8/instance.h"
+#include "gemm/packed_fp8/instance.h"
+
+namespace quaver {
+namespace {
+
+[[noreturn]] void absent(const char* what, int value) {
+  fail(ErrorKind::kUnsupported, what, " ", value, ": expected one that tests/emulation compiles");
+}
+
+}  // namespace
+
+namespace decode_fp8 {
+template <int kHeadDim>
+int Instance<kHeadDim>::prepare() {
+  return 1;
+}
+template <int kHeadDim>
+void Instance<kHeadDim>::launch(const Parameters& /*parameters*/, int /*grid*/, cudaStream_t /*stream*/) {
+  absent("head dim of decode", kHeadDim);
+}
+template struct Instance<96>;
+template struct Instance<128>;
+template struct Instance<192>;
+template struct Instance<512>;
+}  // namespace decode_fp8
+
+namespace prefill_fp8 {
+template <int kHeadDim>
+int Instance<kHeadDim>::prepare() {
+  return 1;
+}
+template <int kHeadDim>
+void Instance<kHeadDim>::launch(const Parameters& /*parameters*/, int /*grid*/, cudaStream_t /*stream*/) {
+  absent("head dim of prefill", kHeadDim);
+}
+template struct Instance<96>;
+template struct Instance<128>;
+template struct Instance<192>;
+}  // namespace prefill_fp8
+
+namespace packed_fp8 {
+template <int kTokens, Scaling kScaling>
+void Instance<kTokens, kScaling>::prepare() {}
+template <int kTokens, Scaling kScaling>
+int Instance<kTokens, kScaling>::max_clusters(int /*cluster*/) {
+  absent("token tile", kTokens);
+}
+template <int kTokens, Scaling kScaling>
+void Instance<kTokens, kScaling>::launch(Parameters /*parameters*/, cudaStream_t /*stream*/) {
+  absent("token tile", kTokens);
+}
+template struct Instance<8, Scaling::kOuter>;
+template struct Instance<32, Scaling::kOuter>;
+template struct Instance<64, Scaling::kOuter>;
+template struct Instance<192, Scaling::kOuter>;
+template struct Instance<8, Scaling::kBlock>;
+template struct Instance<32, Scaling::kBlock>;
+template struct Instance<64, Scaling::kBlock>;
+template struct Instance<128, Scaling::kBlock>;
+}  // namespace packed_fp8
+
+}  // namespace quaver

@@ -1,0 +1,192 @@
+// The attention kernels with their schedules, launches and workspaces against the CPU emulation of their arithmetic
+// (FP8 kernels) and float64 (general kernel). Unused page bytes are NaN codes, outputs are poisoned, and threads, CTAs
+// and copies take their turns in several orders, which must not change a bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "attention/cpu/emulated.h"
+#include "device_case.h"
+#include "simt/launch.h"
+#include "testing/metric.h"
+
+namespace quaver::testing {
+namespace {
+
+struct Shape {
+  const char* name;
+  std::vector<int32_t> query_lens;
+  std::vector<int32_t> kv_lens;
+  int kv_heads = 1;
+  int group = 1;
+  int page_size = 64;
+  int window = 0;
+  float softcap = 0.0F;
+  bool sinks = false;
+  bool scales = false;
+};
+
+Case make_case(const Shape& shape, KvLayout layout) {
+  layout.num_kv_heads = shape.kv_heads;
+  layout.page_size = shape.page_size;
+  return Case({.query_lens = shape.query_lens,
+               .kv_lens = shape.kv_lens,
+               .num_q_heads = shape.kv_heads * shape.group,
+               .kv = layout,
+               .window = shape.window,
+               .softcap = shape.softcap,
+               .sinks = shape.sinks,
+               .scales = shape.scales,
+               .descales = shape.scales,
+               .out_dtype = DType::kF32,
+               .seed = 3});
+}
+
+double relative_l2(const std::vector<float>& actual, const std::vector<float>& expected) {
+  double error = 0.0;
+  double square = 0.0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto e = static_cast<double>(expected[i]);
+    error += std::pow(static_cast<double>(actual[i]) - e, 2);
+    square += e * e;
+  }
+  return error == 0.0 ? 0.0 : std::sqrt(error / square);
+}
+
+/// As the arithmetic of the kernel says, in any order.
+void expect_emulated(Case& host, const AttentionPlan& plan, const AttentionProblem& problem) {
+  DeviceCase device(host);
+  device.problem = problem;
+  attention_emulated(host.problem, plan, host.args);
+  DeviceAttention attention(device.problem, plan, query_device(0), device.limits());
+  const Outputs outputs = device.run(attention);
+  EXPECT_LE(relative_l2(outputs.values(), host.out_values()), plan.precision == Precision::kSplit ? 5e-4 : 1e-2);
+  for (size_t i = 0; i < host.lse.size(); ++i) {
+    const bool near = std::abs(outputs.lse[i] - host.lse[i]) <= 2e-3F || outputs.lse[i] == host.lse[i];
+    EXPECT_TRUE(near) << "LSE of row " << i << ": " << outputs.lse[i] << ", expected " << host.lse[i];
+  }
+  for (const uint64_t seed : {1, 2}) {
+    const simt::RandomOrder order(seed);
+    EXPECT_TRUE(outputs == device.run(attention)) << "another order of threads, seed " << seed;
+  }
+}
+
+class DecodeDims : public ::testing::TestWithParam<std::tuple<int, Precision>> {};
+
+TEST_P(DecodeDims, IsItsArithmetic) {
+  const auto [head_dim, precision] = GetParam();
+  const Shape shapes[] = {
+      {.name = "one", .query_lens = {1}, .kv_lens = {1}},
+      {.name = "ragged",  // B14: more queries than keys
+       .query_lens = {1, 3, 0, 2, 1, 2},
+       .kv_lens = {300, 129, 40, 64, 0, 1},
+       .kv_heads = 2,
+       .group = 3,
+       .page_size = 16,
+       .sinks = true,
+       .scales = true},
+      {.name = "window",
+       .query_lens = {2, 1},
+       .kv_lens = {517, 128},
+       .kv_heads = 1,
+       .group = 2,
+       .page_size = 32,
+       .window = 200,
+       .softcap = 30.0F},
+      {.name = "many rows", .query_lens = {8}, .kv_lens = {403}, .group = 4, .page_size = 128},
+  };
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(shape.name);
+    Case host = make_case(shape, {.head_dim_k = head_dim, .head_dim_v = head_dim});
+    AttentionProblem problem = host.problem;
+    problem.arch = 90;
+    expect_emulated(host, decode_plan(problem, precision), problem);
+  }
+}
+
+TEST(Decode, FixedSplits) {
+  for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
+    Case host = make_case({.name = "splits", .query_lens = {1, 1}, .kv_lens = {4500, 70}, .group = 2},
+                          {.head_dim_k = 64, .head_dim_v = 64});
+    AttentionProblem problem = host.problem;
+    problem.arch = 90;
+    expect_emulated(host, decode_plan(problem, precision, true), problem);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, DecodeDims,
+                         ::testing::Combine(::testing::Values(64, 256),
+                                            ::testing::Values(Precision::kSplit, Precision::kSingle)));
+
+class PrefillDims : public ::testing::TestWithParam<int> {};
+
+TEST_P(PrefillDims, IsItsArithmetic) {
+  const int head_dim = GetParam();
+  const Shape shapes[] = {
+      {.name = "one", .query_lens = {1}, .kv_lens = {1}},
+      {.name = "ragged",  // B14: more queries than keys
+       .query_lens = {70, 0, 5, 33, 1},
+       .kv_lens = {150, 40, 2, 33, 300},
+       .kv_heads = 1,
+       .group = 3,
+       .page_size = 16,
+       .sinks = true,
+       .scales = true},
+      {.name = "window",
+       .query_lens = {130},
+       .kv_lens = {400},
+       .kv_heads = 2,
+       .page_size = 32,
+       .window = 100,
+       .softcap = 30.0F},
+  };
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(shape.name);
+    Case host = make_case(shape, {.head_dim_k = head_dim, .head_dim_v = head_dim});
+    AttentionProblem problem = host.problem;
+    problem.arch = 90;
+    const AttentionPlan plan = prefill_plan(problem, Precision::kSingle);
+    expect_emulated(host, plan, problem);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(HeadDims, PrefillDims, ::testing::Values(64, 256));
+
+TEST(General, MatchesFloat64) {
+  const Shape shapes[] = {
+      {.name = "ragged",
+       .query_lens = {3, 1, 0, 2},
+       .kv_lens = {70, 129, 5, 1},
+       .kv_heads = 2,
+       .group = 3,
+       .page_size = 16,
+       .sinks = true,
+       .scales = true},
+      {.name = "window",
+       .query_lens = {9},
+       .kv_lens = {200},
+       .group = 2,
+       .page_size = 32,
+       .window = 50,
+       .softcap = 30.0F},
+  };
+  for (const KvDtype dtype : {KvDtype::kE4M3, KvDtype::kBF16}) {
+    for (const Shape& shape : shapes) {
+      SCOPED_TRACE(shape.name);
+      const Case host = make_case(shape, {.dtype = dtype, .head_dim_k = 80, .head_dim_v = 48});
+      DeviceCase device(host);
+      device.problem.kernel = AttentionKernel::kGeneral;
+      const auto plan = std::get<AttentionPlan>(plan_attention(device.problem));
+      const Outputs outputs = device.run(plan);
+      const OracleOutput expected = host.expected();
+      const Tolerance limit = tolerance(Precision::kFull, DType::kF32);
+      EXPECT_TRUE(close_to<float>(outputs.values(), expected.out, 48, limit));
+      EXPECT_TRUE(lse_close_to<float>(outputs.lse, expected.lse, limit));
+      const simt::RandomOrder order(1);
+      EXPECT_TRUE(outputs == device.run(plan));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quaver::testing

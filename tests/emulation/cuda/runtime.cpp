@@ -1,0 +1,234 @@
+// The runtime API of cuda_runtime_api.h.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "core/check.h"
+#include "cuda_runtime_api.h"
+#include "simt/cta.h"
+#include "simt/device_memory.h"
+#include "simt/launch.h"
+
+struct QuaverGraph {
+  std::vector<std::function<void()>> calls;
+};
+struct QuaverGraphExec {
+  std::vector<std::function<void()>> calls;
+};
+struct QuaverStream {
+  QuaverGraph* capturing = nullptr;
+};
+struct QuaverEvent {};
+
+namespace quaver::simt {
+namespace {
+
+std::map<uintptr_t, size_t> allocations;
+uint64_t order_seed = 0;
+
+/// CTAs that run beside each other, if clusters do not need more.
+constexpr unsigned kResidentCtas = 4;
+
+/// Now, or when the graph that the stream records is launched.
+template <class Call>
+cudaError_t in_stream(cudaStream_t stream, Call call) {
+  if (stream != nullptr && stream->capturing != nullptr) {
+    stream->capturing->calls.push_back(call);
+  } else {
+    call();
+  }
+  return cudaSuccess;
+}
+
+void run_launch(const LaunchShape& shape, const std::function<void()>& thread) {
+  const unsigned threads = shape.block.x * shape.block.y * shape.block.z;
+  const auto cluster = static_cast<unsigned>(shape.cluster);
+  check_as(ErrorKind::kCuda, threads > 0 && threads <= 1024, "threads of a CTA ", threads, ": expected 1 ... 1024");
+  check_as(ErrorKind::kCuda, shape.shared_bytes <= kMaxDynamicBytes, "dynamic shared memory ", shape.shared_bytes,
+           ": expected at most ", kMaxDynamicBytes, " bytes");
+  check_as(ErrorKind::kCuda, shape.grid.x > 0 && shape.grid.y > 0 && shape.grid.z > 0 && shape.grid.y <= 65535, "grid ",
+           shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z, ": expected at least one CTA");
+  check_as(ErrorKind::kCuda, shape.grid.x % cluster == 0, "grid ", shape.grid.x, ": expected whole clusters of ",
+           cluster);
+  std::vector<uint3> clusters;  // their first CTAs
+  for (unsigned z = 0; z < shape.grid.z; ++z) {
+    for (unsigned y = 0; y < shape.grid.y; ++y) {
+      for (unsigned x = 0; x < shape.grid.x; x += cluster) clusters.push_back({x, y, z});
+    }
+  }
+  std::mt19937_64 random(order_seed);
+  if (order_seed != 0) std::shuffle(clusters.begin(), clusters.end(), random);
+  const size_t together = std::max(1U, kResidentCtas / cluster);
+  for (size_t first = 0; first < clusters.size(); first += together) {
+    std::vector<uint3> blocks;
+    for (size_t i = first; i < std::min(first + together, clusters.size()); ++i) {
+      for (unsigned rank = 0; rank < cluster; ++rank)
+        blocks.push_back({clusters[i].x + rank, clusters[i].y, clusters[i].z});
+    }
+    Wave(shape, thread, blocks, order_seed == 0 ? 0 : random() | 1U).run();
+  }
+}
+
+}  // namespace
+
+RandomOrder::RandomOrder(uint64_t seed) {
+  order_seed = seed;
+}
+RandomOrder::~RandomOrder() {
+  order_seed = 0;
+}
+
+bool in_device_memory(const void* begin, int bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  auto after = allocations.upper_bound(address);
+  if (after == allocations.begin()) return false;
+  --after;
+  return address + static_cast<size_t>(bytes) <= after->first + after->second;
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread) {
+  LaunchShape shape{
+      .grid = config.gridDim, .block = config.blockDim, .shared_bytes = static_cast<int>(config.dynamicSmemBytes)};
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) {
+      shape.cluster = static_cast<int>(config.attrs[i].val.clusterDim.x);
+    }
+  }
+  return in_stream(config.stream, [shape, thread = std::move(thread)] { run_launch(shape, thread); });
+}
+
+}  // namespace quaver::simt
+
+using quaver::simt::in_stream;
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : error == cudaErrorMemoryAllocation ? "out of memory" : "invalid value";
+}
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
+  *properties = {.name = "emulated sm_90a",
+                 .major = 9,
+                 .minor = 0,
+                 .multiProcessorCount = quaver::simt::kMultiprocessors,
+                 .l2CacheSize = 50 << 20,
+                 .sharedMemPerMultiprocessor = 228 << 10,
+                 .sharedMemPerBlockOptin = quaver::simt::kMaxDynamicBytes,
+                 .totalGlobalMem = size_t{1} << 30};
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaDeviceSynchronize() {
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  constexpr size_t kAlignment = 256;
+  // Not rounded up: AddressSanitizer sees the first byte behind. Memory is not zero on a device.
+  if (posix_memalign(memory, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
+  std::memset(*memory, 0xFF, bytes);
+  quaver::simt::allocations[reinterpret_cast<uintptr_t>(*memory)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  quaver::simt::allocations.erase(reinterpret_cast<uintptr_t>(memory));
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  return cudaMalloc(memory, bytes);
+}
+cudaError_t cudaFreeHost(void* memory) {
+  return cudaFree(memory);
+}
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = *total = size_t{1} << 30;
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return in_stream(stream, [=] { std::memset(to, value, bytes); });
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/, cudaStream_t stream) {
+  return in_stream(stream, [=] { std::memcpy(to, from, bytes); });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
+  *stream = new QuaverStream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t /*stream*/, cudaEvent_t /*event*/, unsigned /*flags*/) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new QuaverEvent;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  return cudaEventCreate(event);
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t /*event*/, cudaStream_t /*stream*/) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) {
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t /*event*/) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  stream->capturing = new QuaverGraph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = std::exchange(stream->capturing, nullptr);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long /*flags*/) {
+  *executable = new QuaverGraphExec{graph->calls};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t /*stream*/) {
+  for (const auto& call : executable->calls) call();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  delete executable;
+  return cudaSuccess;
+}

@@ -1,0 +1,10 @@
+// The GEMM instances that the emulation compiles.
+#include "gemm/packed_fp8/instance.cuh"
+
+namespace quaver::packed_fp8 {
+
+template struct Instance<16, Scaling::kOuter>;
+template struct Instance<128, Scaling::kOuter>;
+template struct Instance<16, Scaling::kBlock>;
+
+}  // namespace quaver::packed_fp8

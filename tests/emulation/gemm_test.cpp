@@ -1,0 +1,57 @@
+// The packed FP8 GEMM: packing, plan, launch, clusters. Integer data, so that every output equals the reference
+// exactly.
+#include <gtest/gtest.h>
+
+#include "gemm_case.h"
+#include "simt/launch.h"
+
+namespace quaver::testing {
+namespace {
+
+using packed_fp8::GemmPlan;
+using packed_fp8::Scaling;
+
+void expect_exact(GemmCase& test, const GemmPlan& plan, DType dtype) {
+  SCOPED_TRACE(concat(to_string(plan), test.spec().scaling == Scaling::kBlock ? ", block scales" : ", outer scales"));
+  const std::vector<double> expected = test.expected();
+  const GemmOutput output = test.run(plan, dtype, nullptr, 3);
+  int64_t wrong = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto exact = static_cast<float>(expected[i]);
+    if (output.values[i] != (dtype == DType::kF32 ? exact : to_float(to_bf16(exact)))) ++wrong;
+  }
+  EXPECT_EQ(wrong, 0);
+  const simt::RandomOrder order(1);
+  EXPECT_TRUE(output.bits == test.run(plan, dtype, nullptr, 3).bits) << "another order of threads";
+}
+
+// Clusters of 1 to 4 CTAs: K in parts, pairs that share tokens, both; several tiles a cluster, of uneven rows.
+TEST(Gemm, ExactInEveryCluster) {
+  struct Cluster {
+    int split = 1;
+    bool pairs = false;
+  };
+  for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
+    for (const auto& [split, pairs] : {Cluster{1, false}, {2, false}, {3, false}, {4, false}, {1, true}, {2, true}}) {
+      GemmCase test({.shape = {.m = 21, .n = 200, .k = 700}, .scaling = scaling});
+      const GemmPlan plan{.grid = {.row_groups = 25,
+                                   .token_groups = 3,
+                                   .chunks = 6,
+                                   .token_tile = 16,
+                                   .row_tiles = 2,
+                                   .split = split,
+                                   .pairs = pairs},
+                          .num_clusters = 1,
+                          .waves = 2};
+      expect_exact(test, plan, DType::kF32);
+    }
+  }
+}
+
+TEST(Gemm, ExactAsPlanned) {
+  GemmCase test({.shape = {.m = 120, .n = 261, .k = 300}, .one_token_scale = true});
+  expect_exact(test, device_gemm().plan(test.spec().shape, Scaling::kOuter), DType::kBF16);
+}
+
+}  // namespace
+}  // namespace quaver::testing
