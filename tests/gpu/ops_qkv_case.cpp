@@ -208,4 +208,30 @@ void check_qkv_append(const QkvSpec& spec) {
   expect_pages(spec, result.pages, cpu_pages(step));
 }
 
+void check_token_alone(const QkvSpec& spec, int64_t token) {
+  const QkvStep step(spec);
+  const QkvResult together = run_on_device(step);
+  QkvStep alone = step;
+  const auto at = static_cast<size_t>(token);
+  const int64_t width = int64_t{step.heads} * spec.layout.head_dim_k;
+  alone.tokens = 1;
+  alone.spec.slots = {spec.slots[at]};
+  alone.positions = {step.positions[at]};
+  alone.qkv.assign(step.qkv.begin() + token * width, step.qkv.begin() + (token + 1) * width);
+  const QkvResult single = run_on_device(alone);
+  EXPECT_TRUE(std::equal(single.qkv.begin(), single.qkv.end(), together.qkv.begin() + token * width)) << "Q";
+  const int64_t slot = spec.slots[at];
+  const int64_t page = slot / spec.layout.page_size * step.page_stride;
+  const auto in_page = static_cast<int>(slot % spec.layout.page_size);
+  for (int head = 0; head < spec.layout.num_kv_heads; ++head) {
+    for (int dim = 0; dim < spec.layout.head_dim_k; ++dim) {
+      for (const int64_t offset : {page_format::k_offset(spec.layout, head, in_page, dim),
+                                   page_format::v_offset(spec.layout, head, in_page, dim)}) {
+        const auto byte = static_cast<size_t>(page + offset);
+        ASSERT_EQ(single.pages[byte], together.pages[byte]) << "head " << head << ", column " << dim;
+      }
+    }
+  }
+}
+
 }  // namespace quaver::testing

@@ -27,4 +27,7 @@ struct QkvSpec {
 /// that FP32's last bits decide. Twice, with the same bits.
 void check_qkv_append(const QkvSpec& spec);
 
+/// Token `token` of the step and the same token alone: the same bits of Q and of its bytes in the pages.
+void check_token_alone(const QkvSpec& spec, int64_t token);
+
 }  // namespace quaver::testing
