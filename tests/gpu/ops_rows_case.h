@@ -9,6 +9,8 @@ namespace quaver::testing {
 inline constexpr InputKind kInputKinds[] = {InputKind::kBf16, InputKind::kPerToken, InputKind::kPerBlock,
                                             InputKind::kStatic};
 
+inline constexpr InputKind kE4M3Kinds[] = {InputKind::kPerToken, InputKind::kPerBlock, InputKind::kStatic};
+
 [[nodiscard]] const char* kind_name(InputKind kind);
 
 /// Rows N(0, size), among them (where there are enough) zeros, tiny ones and one with outliers.

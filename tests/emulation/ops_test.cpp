@@ -1,0 +1,166 @@
+// The fused ops at small sizes: every kind of output, width of row, and way into the pages.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "append_device.h"
+#include "ops_qkv_case.h"
+#include "ops_rows_case.h"
+#include "simt/launch.h"
+
+namespace quaver::testing {
+namespace {
+
+TEST(Ops, Embedding) {
+  for (const int64_t columns : {8, 640, 5376}) {
+    for (const int64_t tokens : {0, 1, 13}) check_embed(tokens, columns);
+  }
+}
+
+TEST(Ops, RopeTableIsTheCpus) {
+  check_rope_table(0, 256, 128, 1e4, 1.0);
+  check_rope_table(1, 64, 3, 1e4, 1.0);
+  check_rope_table(37, 256, 128, 1e6, 8.0);
+  check_rope_table(11, 512, 64, 1e6, 1.0);
+}
+
+/// Widths with 1, 3 and 7 vectors a thread, whole chunks of 128 columns and not.
+class OpsRows : public ::testing::TestWithParam<InputKind> {
+ protected:
+  [[nodiscard]] static InputShape shape(int64_t tokens, int64_t columns) {
+    return {.kind = GetParam(), .tokens = tokens, .columns = columns};
+  }
+};
+
+TEST_P(OpsRows, NormQuantize) {
+  for (const int64_t columns : {8, 200, 640, 1152, 2560}) check_norm_quantize(shape(7, columns));
+  for (const int64_t tokens : {0, 1, 131}) check_norm_quantize(shape(tokens, 136));
+  check_norm_quantize(shape(3, 5376));
+  check_norm_quantize(shape(2, 8192));
+}
+
+TEST_P(OpsRows, AddNormQuantize) {
+  for (const int64_t columns : {8, 200, 640, 1152, 3840}) check_add_norm_quantize(shape(5, columns), 1.0F);
+  for (const int64_t tokens : {0, 1, 131}) check_add_norm_quantize(shape(tokens, 136), 0.37F);
+  check_add_norm_quantize(shape(2, 5376), 0.8F);
+}
+
+TEST_P(OpsRows, GegluQuantize) {
+  for (const int64_t columns : {8, 200, 2048, 6912, 10240}) check_geglu_quantize(shape(5, columns));
+  for (const int64_t tokens : {0, 1, 131}) check_geglu_quantize(shape(tokens, 136));
+  check_geglu_quantize(shape(2, 21504));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, OpsRows, ::testing::ValuesIn(kInputKinds));
+
+TEST(Ops, QuantizeGivesTheCpusCodes) {
+  for (const InputKind kind : kE4M3Kinds) {
+    for (const int64_t columns : {8, 200, 1024, 4096, 16384}) check_quantize({kind, 11, columns});
+    for (const int64_t tokens : {0, 1, 131}) check_quantize({kind, tokens, 136});
+  }
+}
+
+TEST(Ops, AddNormOfTheLastLayer) {
+  check_add_norm(0, 640);
+  check_add_norm(7, 640);
+  check_add_norm(3, 2560);
+}
+
+TEST(Ops, FinalNormGathersRows) {
+  for (const int64_t rows : {0, 1, 11}) check_final_norm(rows, 640);
+  check_final_norm(5, 5376);
+}
+
+KvLayout layout(KvDtype dtype, int heads, int dim, int page_size) {
+  return {.dtype = dtype, .num_kv_heads = heads, .head_dim_k = dim, .head_dim_v = dim, .page_size = page_size};
+}
+
+/// A mixed step: single tokens on pages of their own, two skipped, then a piece of a prompt from the middle of a block.
+std::vector<int64_t> mixed_slots(int page_size) {
+  std::vector<int64_t> slots{3, page_size + 7, -1, 2 * page_size, 3 * page_size + 15};
+  for (int64_t i = 0; i < 53; ++i) slots.push_back(4 * page_size + 11 + i);
+  slots[30] = -1;
+  return slots;
+}
+
+TEST(OpsQkv, EveryHeadDim) {
+  for (const KvDtype dtype : {KvDtype::kE4M3, KvDtype::kBF16}) {
+    for (const int dim : {64, 80, 128, 256, 512}) {
+      SCOPED_TRACE(concat(kv_dtype_name(dtype), " ", dim));
+      check_qkv_append({.layout = layout(dtype, 2, dim, 16),
+                        .num_q_heads = 3,
+                        .rotary_pairs = dim / 2,
+                        .scaled = dtype == KvDtype::kE4M3,
+                        .slots = mixed_slots(16),
+                        .num_pages = 9});
+    }
+  }
+}
+
+// Gemma 4's full layers: K = V, 64 of 256 pairs rotate, V normed. Gemma 3's full layers: angles divided by 8.
+TEST(OpsQkv, PartialRotationKIsVAndRopeScaling) {
+  for (const KvDtype dtype : {KvDtype::kE4M3, KvDtype::kBF16}) {
+    check_qkv_append({.layout = layout(dtype, 1, 512, 32),
+                      .num_q_heads = 2,
+                      .rotary_pairs = 64,
+                      .theta = 1e6,
+                      .k_eq_v = true,
+                      .v_norm = true,
+                      .slots = mixed_slots(32),
+                      .num_pages = 7});
+    check_qkv_append({.layout = layout(dtype, 1, 64, 64),
+                      .num_q_heads = 4,
+                      .rotary_pairs = 13,
+                      .theta = 1e6,
+                      .rope_factor = 8.0,
+                      .v_norm = true,
+                      .slots = mixed_slots(64),
+                      .num_pages = 7});
+  }
+}
+
+TEST(OpsQkv, Slots) {
+  const auto check = [](std::vector<int64_t> slots) {
+    check_qkv_append({.layout = layout(KvDtype::kE4M3, 1, 64, 16),
+                      .num_q_heads = 1,
+                      .rotary_pairs = 32,
+                      .v_norm = true,
+                      .slots = std::move(slots),
+                      .num_pages = 8});
+  };
+  check({});
+  check({17});
+  check({-1});
+  check(std::vector<int64_t>(19, -1));
+  check(consecutive(0, 16));
+  check(consecutive(16, 96));
+  check(consecutive(5, 107));
+  check(shuffled(61, 128, 2));
+  std::vector<int64_t> descending = consecutive(0, 48);
+  std::reverse(descending.begin(), descending.end());
+  check(descending);
+}
+
+TEST(OpsQkv, TokenAloneHasTheSameBits) {
+  const QkvSpec spec{.layout = layout(KvDtype::kE4M3, 5, 64, 16),
+                     .num_q_heads = 9,
+                     .rotary_pairs = 32,
+                     .slots = consecutive(9, 600),
+                     .num_pages = 39};
+  for (const int64_t token : {0, 8, 599}) check_token_alone(spec, token);
+}
+
+// Enough tokens that warps and CTAs take several heads: an odd number of them, and a last share with fewer.
+TEST(OpsQkv, SeveralHeadsAWarp) {
+  const simt::RandomOrder order(1);
+  check_qkv_append({.layout = layout(KvDtype::kE4M3, 11, 64, 64),
+                    .num_q_heads = 13,
+                    .rotary_pairs = 32,
+                    .v_norm = true,
+                    .scaled = true,
+                    .slots = consecutive(9, 900),
+                    .num_pages = 15});
+}
+
+}  // namespace
+}  // namespace quaver::testing
