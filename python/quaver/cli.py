@@ -81,6 +81,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=_seed, default=0, help="of the random draws (default %(default)s)")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights of the true shapes")
     add("--hf-overrides", default="", metavar="JSON", help="merged over config.json")
+    add("--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU where there is one (default)")
     parser.set_defaults(run=_run_generate)
 
 

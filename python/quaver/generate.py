@@ -7,6 +7,7 @@ from argparse import Namespace
 from typing import Any
 
 from quaver import _quaver
+from quaver.engine_generator import EngineGenerator
 from quaver.errors import BadInputError
 from quaver.model_folder import tokenizer_folder
 from quaver.progress import SlowTask
@@ -19,8 +20,10 @@ def run(options: Namespace) -> int:
     config = _quaver.load_model_config(options.model, options.hf_overrides)
     check_length(len(prompt), options.max_tokens, config.max_positions)
     _quaver.check_sampling(options.temperature, options.top_k, options.top_p, options.min_p)  # before the long load
+    device = _quaver.resolve_device(options.device)
     with SlowTask("loading the model"):
-        generator = load_generator(options, max_model_len=len(prompt) + options.max_tokens)
+        load = load_generator if device == "cpu" else load_engine_generator
+        generator = load(options, max_model_len=len(prompt) + options.max_tokens)
     result = stream(tokenizer, generator, prompt, options)
     for note in generator.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -61,6 +64,23 @@ def load_generator(options: Namespace, max_model_len: int) -> Any:
         hf_overrides=options.hf_overrides,
         dummy_seed=options.seed if options.load_format == "dummy" else None,
     )
+
+
+def load_engine_generator(options: Namespace, max_model_len: int) -> EngineGenerator:
+    """The same on a GPU, where a model runs inside an engine; room for one sequence and no more."""
+    engine = _quaver.Engine.load(
+        options.model,
+        device=options.device,
+        kv_cache_dtype=options.kv_cache_dtype,
+        block_size=options.block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        kv_scales=options.kv_scales,
+        attention_precision=options.attention_precision,
+        hf_overrides=options.hf_overrides,
+        dummy_seed=options.seed if options.load_format == "dummy" else None,
+    )
+    return EngineGenerator(engine)
 
 
 def stream(tokenizer: Tokenizer, generator: Any, prompt: list[int], options: Namespace) -> Any:

@@ -17,7 +17,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/names.h"
-#include "engine/cpu_runner.h"
+#include "engine/load_runner.h"
 #include "quaver/engine.h"
 
 namespace nb = nanobind;
@@ -28,12 +28,13 @@ namespace {
 /// An engine, what Python asks about its model, and a close() that waits for the calls of other threads.
 class ServingEngine {
  public:
-  ServingEngine(std::unique_ptr<CpuRunner> runner, const EngineOptions& options)
-      : config_(runner->model().config()),
-        notes_(runner->model().weights().notes),
-        kv_bytes_per_token_(runner->cache_plan().token_bytes()) {
+  ServingEngine(LoadedRunner loaded, Device device, const EngineOptions& options)
+      : config_(std::move(loaded.config)),
+        notes_(std::move(loaded.notes)),
+        device_(to_string(device)),
+        kv_bytes_per_token_(loaded.runner->cache_plan().token_bytes()) {
     std::vector<int32_t> eos_token_ids(config_.eos_token_ids.begin(), config_.eos_token_ids.end());
-    engine_ = std::make_unique<Engine>(std::move(runner), options, std::move(eos_token_ids));
+    engine_ = std::make_unique<Engine>(std::move(loaded.runner), options, std::move(eos_token_ids));
     max_model_len_ = engine_->max_model_len();
     max_request_tokens_ = engine_->max_request_tokens();
   }
@@ -60,6 +61,7 @@ class ServingEngine {
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
+  [[nodiscard]] const std::string& device() const { return device_; }
   [[nodiscard]] int64_t kv_bytes_per_token() const { return kv_bytes_per_token_; }
   [[nodiscard]] int64_t max_model_len() const { return max_model_len_; }
   [[nodiscard]] int64_t max_request_tokens() const { return max_request_tokens_; }
@@ -74,6 +76,7 @@ class ServingEngine {
 
   ModelConfig config_;
   std::vector<std::string> notes_;
+  std::string device_;
   int64_t kv_bytes_per_token_ = 0;
   int64_t max_model_len_ = 0;
   int64_t max_request_tokens_ = 0;
@@ -88,17 +91,19 @@ std::unique_ptr<ServingEngine> load(const std::filesystem::path& directory, std:
                                     int64_t max_num_batched_tokens, int64_t prefill_chunk_tokens, bool prefix_caching,
                                     bool batch_invariant, std::string_view kv_scales,
                                     std::string_view attention_precision, std::string hf_overrides,
-                                    std::optional<uint64_t> dummy_seed, int num_threads) {
-  const CpuRunnerOptions runner{.kv_dtype = kv_dtype_by_name(kv_cache_dtype),
-                                .kv_dtype_skip_layers = std::move(kv_cache_dtype_skip_layers),
-                                .block_size = block_size,
-                                .kv_cache_bytes = kv_cache_memory_bytes,
-                                .memory_utilization = gpu_memory_utilization,
-                                .kv_scales = kv_scales_by_name(kv_scales),
-                                .attention_precision = precision_by_name(attention_precision),
-                                .num_threads = num_threads,
-                                .dummy_seed = dummy_seed,
-                                .hf_overrides = std::move(hf_overrides)};
+                                    std::optional<uint64_t> dummy_seed, int num_threads, std::string_view device,
+                                    bool cuda_graphs) {
+  const RunnerOptions runner{.kv_dtype = kv_dtype_by_name(kv_cache_dtype),
+                             .kv_dtype_skip_layers = std::move(kv_cache_dtype_skip_layers),
+                             .block_size = block_size,
+                             .kv_cache_bytes = kv_cache_memory_bytes,
+                             .memory_utilization = gpu_memory_utilization,
+                             .kv_scales = kv_scales_by_name(kv_scales),
+                             .attention_precision = precision_by_name(attention_precision),
+                             .num_threads = num_threads,
+                             .cuda_graphs = cuda_graphs,
+                             .dummy_seed = dummy_seed,
+                             .hf_overrides = std::move(hf_overrides)};
   const EngineOptions engine{.max_model_len = max_model_len,
                              .max_num_seqs = max_num_seqs,
                              .max_num_batched_tokens = max_num_batched_tokens,
@@ -106,7 +111,8 @@ std::unique_ptr<ServingEngine> load(const std::filesystem::path& directory, std:
                              .prefix_caching = prefix_caching,
                              .batch_invariant = batch_invariant};
   const nb::gil_scoped_release release;
-  return std::make_unique<ServingEngine>(CpuRunner::load(directory, runner, engine), engine);
+  const Device where = device_by_name(device);
+  return std::make_unique<ServingEngine>(load_runner(where, directory, runner, engine), where, engine);
 }
 
 void add(ServingEngine& engine, uint64_t request_id, const std::vector<int64_t>& prompt, double temperature, int top_k,
@@ -176,6 +182,10 @@ void bind_results(nb::module_& module) {
 
 void bind_engine(nb::module_& module) {
   bind_results(module);
+  module.def("num_gpus", &num_gpus, "GPUs that this process sees; 0 in a build without CUDA");
+  module.def(
+      "resolve_device", [](std::string_view name) { return to_string(device_by_name(name)); }, nb::arg("name"),
+      "\"cpu\" or \"cuda:N\" for auto, cpu, cuda or cuda:N; raises ValueError where there is none");
   nb::class_<ServingEngine>(module, "Engine", "Continuous batching of many requests; any thread may call")
       .def_static("load", &load, nb::arg("directory"), nb::kw_only(), nb::arg("kv_cache_dtype") = "fp8",
                   nb::arg("kv_cache_dtype_skip_layers") = std::vector<int>{}, nb::arg("block_size") = 64,
@@ -184,8 +194,9 @@ void bind_engine(nb::module_& module) {
                   nb::arg("max_num_batched_tokens") = 2048, nb::arg("prefill_chunk_tokens") = 0,
                   nb::arg("prefix_caching") = true, nb::arg("batch_invariant") = false, nb::arg("kv_scales") = "auto",
                   nb::arg("attention_precision") = "auto", nb::arg("hf_overrides") = "",
-                  nb::arg("dummy_seed") = nb::none(), nb::arg("num_threads") = 0,
-                  "Loads a Hugging Face folder for the CPU and starts the engine; with dummy_seed, random weights")
+                  nb::arg("dummy_seed") = nb::none(), nb::arg("num_threads") = 0, nb::arg("device") = "auto",
+                  nb::arg("cuda_graphs") = true,
+                  "Loads a Hugging Face folder and starts the engine; with dummy_seed, random weights")
       .def("add", &add, nb::arg("request_id"), nb::arg("prompt"), nb::kw_only(), nb::arg("temperature") = 0.0,
            nb::arg("top_k") = 0, nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("repetition_penalty") = 1.0,
            nb::arg("presence_penalty") = 0.0, nb::arg("frequency_penalty") = 0.0, nb::arg("seed") = 0,
@@ -219,6 +230,7 @@ void bind_engine(nb::module_& module) {
                    "Most tokens of one request: max_model_len, or less if the pool is too small for that")
       .def_prop_ro("config", &ServingEngine::config, nb::rv_policy::reference_internal)
       .def_prop_ro("notes", &ServingEngine::notes)
+      .def_prop_ro("device", &ServingEngine::device, "\"cpu\" or \"cuda:N\"")
       .def_prop_ro("kv_bytes_per_token", &ServingEngine::kv_bytes_per_token);
 }
 

@@ -63,13 +63,33 @@ using CudaGraphExec = CudaHandle<cudaGraphExec_t, cudaGraphExecDestroy>;
 template <class Record>
 [[nodiscard]] CudaGraphExec capture_graph(cudaStream_t stream, Record&& record) {
   check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  std::forward<Record>(record)(stream);
   cudaGraph_t graph = nullptr;
+  try {
+    std::forward<Record>(record)(stream);
+  } catch (...) {  // the stream must not stay in capture
+    if (cudaStreamEndCapture(stream, &graph) == cudaSuccess && graph != nullptr) cudaGraphDestroy(graph);
+    throw;
+  }
   check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   const CudaGraph owner(graph);
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
   return CudaGraphExec(executable);
+}
+
+/// cudaMalloc. Throws Error(kOutOfMemory) with the bytes wanted and free.
+[[nodiscard]] inline void* allocate_device_memory(size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    size_t free = 0;
+    size_t total = 0;
+    static_cast<void>(cudaGetLastError());  // it would be taken for that of a later launch
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    fail(ErrorKind::kOutOfMemory, "GPU memory of ", bytes, " bytes: expected at most the ", free, " free of ", total);
+  }
+  check_cuda(status, "cudaMalloc");
+  return memory;
 }
 
 /// Device memory of `count` elements, zero at creation.
@@ -80,8 +100,7 @@ class DeviceBuffer {
   explicit DeviceBuffer(int64_t count) : count_(count) {
     check(count >= 0, "device buffer of ", count, " elements: expected >= 0");
     if (count == 0) return;
-    void* memory = nullptr;
-    check_cuda(cudaMalloc(&memory, bytes()), "cudaMalloc");
+    void* const memory = allocate_device_memory(bytes());
     memory_ = CudaHandle<void*, cudaFree>(memory);
     check_cuda(cudaMemset(memory, 0, bytes()), "cudaMemset");
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // other streams do not wait for the default one
@@ -95,7 +114,8 @@ class DeviceBuffer {
   CudaHandle<void*, cudaFree> memory_;
 };
 
-/// Page-locked host memory of `count` elements, which copies to and from a GPU without the host waiting. Not initialised.
+/// Page-locked host memory of `count` elements, which copies to and from a GPU without the host waiting. Not
+/// initialised.
 template <class T>
 class PinnedBuffer {
  public:

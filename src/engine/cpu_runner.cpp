@@ -6,14 +6,12 @@
 #include <utility>
 
 #include "core/check.h"
-#include "engine/pool_size.h"
 
 namespace quaver {
 namespace {
 
 // Logits of so many rows exist at once: 32 MB for Gemma's vocabulary.
 constexpr int64_t kLogitRows = 32;
-constexpr int64_t kMostSequences = 65536;  // what slots take is allocated at once
 
 /// by_row[row] = index of the entry with that logit row, -1 where there is none.
 template <class Entry>
@@ -31,30 +29,18 @@ void index_rows(const char* name, const std::vector<Entry>& entries, size_t num_
 
 }  // namespace
 
-std::unique_ptr<CpuRunner> CpuRunner::load(const std::filesystem::path& directory, const CpuRunnerOptions& options,
+std::unique_ptr<CpuRunner> CpuRunner::load(const std::filesystem::path& directory, const RunnerOptions& options,
                                            const EngineOptions& engine) {
-  ModelConfig config = load_model_config(directory, options.hf_overrides);
-  check(engine.max_model_len >= 0 && engine.max_model_len <= config.max_positions, "max_model_len ",
-        engine.max_model_len, ": expected at most the model's max_position_embeddings ", config.max_positions);
-  check(engine.max_num_seqs > 0 && engine.max_num_seqs <= kMostSequences, "max_num_seqs ", engine.max_num_seqs,
-        ": expected 1 to ", kMostSequences);
-  ModelWeights weights = options.dummy_seed ? dummy_weights(config, *options.dummy_seed)
-                                            : load_weights(directory, config, options.kv_scales);
-  const CachePlan plan =
-      plan_cache(cache_specs(config, options.kv_dtype, options.kv_dtype_skip_layers), options.block_size);
-  const int64_t max_model_len = engine.max_model_len > 0 ? engine.max_model_len : config.max_positions;
-  const int64_t chunk = engine.prefill_chunk_tokens > 0 ? engine.prefill_chunk_tokens : engine.max_num_batched_tokens;
-  const int64_t num_pages = pool_pages(plan, {.cache_bytes = options.kv_cache_bytes,
-                                              .memory_utilization = options.memory_utilization,
-                                              .available_bytes = available_host_bytes() - weights.bytes,
-                                              .max_num_seqs = engine.max_num_seqs,
-                                              .max_model_len = max_model_len,
-                                              .step_tokens = std::clamp<int64_t>(chunk, 1, max_model_len)});
-  CpuModel model(std::move(config), std::move(weights),
+  ServingPlan plan = plan_serving(directory, options, engine);
+  ModelWeights weights = options.dummy_seed ? dummy_weights(plan.config, *options.dummy_seed)
+                                            : load_weights(directory, plan.config, options.kv_scales);
+  plan.pool.available_bytes = available_host_bytes() - weights.bytes;
+  const int64_t num_pages = pool_pages(plan.cache, plan.pool);
+  CpuModel model(std::move(plan.config), std::move(weights),
                  {.batch_invariant = engine.batch_invariant,
                   .attention_precision = options.attention_precision,
                   .attention_kernel = options.attention_kernel});
-  return std::make_unique<CpuRunner>(std::move(model), plan, num_pages, options.num_threads);
+  return std::make_unique<CpuRunner>(std::move(model), plan.cache, num_pages, options.num_threads);
 }
 
 CpuRunner::CpuRunner(CpuModel model, const CachePlan& plan, int64_t num_pages, int num_threads)

@@ -7,40 +7,23 @@
 #include <future>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "engine/runner.h"
+#include "engine/runner_options.h"
 #include "engine/sampler.h"
 #include "model/cpu_model.h"
-#include "model/weights.h"
 #include "quaver/kv_cache.h"
 
 namespace quaver {
-
-/// How to load a model for serving on the CPU.
-struct CpuRunnerOptions {
-  KvDtype kv_dtype = KvDtype::kE4M3;
-  std::vector<int> kv_dtype_skip_layers{};  ///< layers that keep a BF16 cache
-  int block_size = 64;                      ///< page size in tokens of the layer kind with the most bytes a token
-  int64_t kv_cache_bytes = 0;               ///< 0: memory_utilization of what is available besides the weights
-  double memory_utilization = 0.9;
-  KvScalePolicy kv_scales = KvScalePolicy::kAuto;
-  Precision attention_precision = Precision::kAuto;
-  std::optional<AttentionKernel> attention_kernel{};
-  int num_threads = 0;                   ///< of this runner; 0: all
-  std::optional<uint64_t> dummy_seed{};  ///< random weights of the shapes in DIR/config.json
-  std::string hf_overrides{};            ///< JSON merged over config.json
-};
 
 class CpuRunner final : public Runner {
  public:
   /// Loads the Hugging Face folder `directory` and sizes the pool for `engine`. Throws Error(kInvalidArgument) naming
   /// the option, and what loading a model throws.
   [[nodiscard]] static std::unique_ptr<CpuRunner> load(const std::filesystem::path& directory,
-                                                       const CpuRunnerOptions& options, const EngineOptions& engine);
+                                                       const RunnerOptions& options, const EngineOptions& engine);
 
   CpuRunner(CpuModel model, const CachePlan& plan, int64_t num_pages, int num_threads = 0);
   /// Finishes the step that runs; drops one that waits.

@@ -1,6 +1,7 @@
 #include "engine/step_block.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 

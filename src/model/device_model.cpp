@@ -45,20 +45,16 @@ DeviceModel::DeviceModel(ModelConfig config, DeviceWeights weights, const CacheP
   allocate();
 }
 
-AttentionProblem DeviceModel::attention_problem(const CacheGroup& group, int64_t max_query_len) const {
-  return {.arch = 90,
-          .num_q_heads = config_.num_q_heads,
-          .kv = group.layout,
-          .max_query_len = static_cast<int>(max_query_len),
-          .window = group.window,
-          .softcap = static_cast<float>(config_.attention_softcap),
-          .precision = options_.attention_precision,
-          .kernel = options_.attention_kernel};
-}
-
 DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max_query_len,
                                             const DeviceInfo& device) const {
-  const AttentionProblem problem = attention_problem(group, max_query_len);
+  const AttentionProblem problem{.arch = device.arch,
+                                 .num_q_heads = config_.num_q_heads,
+                                 .kv = group.layout,
+                                 .max_query_len = static_cast<int>(max_query_len),
+                                 .window = group.window,
+                                 .softcap = static_cast<float>(config_.attention_softcap),
+                                 .precision = options_.attention_precision,
+                                 .kernel = options_.attention_kernel};
   const auto decision = plan_attention(problem);
   if (const auto* const refusal = std::get_if<Unsupported>(&decision)) fail(ErrorKind::kUnsupported, refusal->reason);
   return {problem, std::get<AttentionPlan>(decision), device, {.max_sequences = options_.max_sequences}};

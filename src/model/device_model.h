@@ -86,7 +86,6 @@ class DeviceModel {
     }
   };
 
-  [[nodiscard]] AttentionProblem attention_problem(const CacheGroup& group, int64_t max_query_len) const;
   [[nodiscard]] DeviceAttention make_attention(const CacheGroup& group, int64_t max_query_len,
                                                const DeviceInfo& device) const;
   void allocate();

@@ -7,7 +7,6 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from quaver import _quaver
 from quaver.bench import report
 from quaver.bench.load import run_benchmark
 from quaver.bench.metrics import RequestRecord
@@ -15,6 +14,7 @@ from quaver.bench.prompts import Codec, LocalCodec, Prompt
 from quaver.model_folder import tokenizer_folder
 from quaver.progress import SlowTask
 from quaver.server import options as flags
+from quaver.server.devices import load_engines
 from quaver.server.engines import EnginePool, EngineRequest
 from quaver.server.errors import RequestError
 
@@ -24,8 +24,7 @@ def run(options: Namespace) -> int:
     flags.check_engine(options)
     with SlowTask("loading the model"):
         codec = LocalCodec(tokenizer_folder(options.model, options.tokenizer))
-        arguments = flags.engine_arguments(options)
-        engines = [_quaver.Engine.load(options.model, **arguments) for _ in range(options.data_parallel_size)]
+        engines = load_engines(options)
     runs = asyncio.run(_measure(options, codec, engines))
     model = options.model.resolve().name
     title = f"{model} in this process, {options.random_input_len} in, {options.random_output_len} out"

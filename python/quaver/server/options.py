@@ -51,10 +51,16 @@ def _add_model(group: Any) -> None:
     add("--tokenizer", type=Path, metavar="DIR", help="folder of the tokenizer (default: the model's)")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights of the true shapes")
     add("--hf-overrides", type=_json_object, default="{}", metavar="JSON", help="merged over config.json")
+    add_device_argument(add)
+    add("--enforce-eager", action="store_true", help="GPU: decode steps without CUDA graphs")
     add("--max-model-len", type=int, default=0, metavar="N", help="prompt and output; 0: as the model says (default)")
     add("--tensor-parallel-size", type=int, default=1, metavar="N", help="only 1: a model runs on one device")
     add("--data-parallel-size", type=int, default=1, metavar="N", help="engines in this process (default %(default)s)")
     add("--seed", type=int, help="of dummy weights (default 0) and of requests without a seed (default: random)")
+
+
+def add_device_argument(add: Any) -> None:
+    add("--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU where there is one (default)")
 
 
 def _add_cache(group: Any) -> None:
@@ -111,8 +117,10 @@ def check_engine(options: argparse.Namespace) -> None:
             _refuse(f"--{name.replace('_', '-')}", value, f"{low} or more")
 
 
-def engine_arguments(options: argparse.Namespace, num_cores: int = _NUM_CORES) -> dict[str, Any]:
-    """Of each Engine.load, except the directory. Engines share the cores and the memory of this machine."""
+def engine_arguments(
+    options: argparse.Namespace, num_cores: int = _NUM_CORES, *, on_gpus: bool = False
+) -> dict[str, Any]:
+    """Of each Engine.load, except folder and device. Engines on the CPU share its cores and the machine's memory."""
     num_engines = options.data_parallel_size
     return {
         "kv_cache_dtype": _CACHE_TYPES[options.kv_cache_dtype],
@@ -120,7 +128,7 @@ def engine_arguments(options: argparse.Namespace, num_cores: int = _NUM_CORES) -
         "block_size": options.block_size,
         "max_model_len": options.max_model_len,
         "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
-        "gpu_memory_utilization": options.gpu_memory_utilization / num_engines,
+        "gpu_memory_utilization": options.gpu_memory_utilization / (1 if on_gpus else num_engines),
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "prefill_chunk_tokens": options.prefill_chunk_tokens,
@@ -130,6 +138,7 @@ def engine_arguments(options: argparse.Namespace, num_cores: int = _NUM_CORES) -
         "attention_precision": options.attention_precision,
         "hf_overrides": options.hf_overrides,
         "num_threads": max(1, num_cores // num_engines),
+        "cuda_graphs": not options.enforce_eager,
         "dummy_seed": (options.seed or 0) if options.load_format == "dummy" else None,
     }
 

@@ -20,6 +20,7 @@ from quaver.model_folder import tokenizer_folder
 from quaver.progress import SlowTask
 from quaver.server import options as flags
 from quaver.server.app import create_app
+from quaver.server.devices import load_engines
 from quaver.server.engines import EnginePool
 from quaver.server.parsers import reasoning_parser, tool_parser
 from quaver.server.service import Service, sampling_defaults
@@ -45,16 +46,13 @@ def run(options: Namespace) -> int:
 
 def load_service(options: Namespace) -> Service:
     """Everything but the network."""
-    from quaver import _quaver
-
     tokenizer = Tokenizer(tokenizer_folder(options.model, options.tokenizer))
     template = _read_template(options.chat_template) if options.chat_template else None
     reasoning = reasoning_parser(options.reasoning_parser) if options.reasoning_parser else None
     tools = tool_parser(options.tool_call_parser) if options.tool_call_parser else None
     with SlowTask("loading the model"):
         tokenizer.load_whole()
-        arguments = flags.engine_arguments(options)
-        engines = [_quaver.Engine.load(options.model, **arguments) for _ in range(options.data_parallel_size)]
+        engines = load_engines(options)
     limit, most = engines[0].max_model_len, engines[0].max_request_tokens
     small = (
         [f"the KV cache holds requests of at most {most} tokens, not of max_model_len {limit}"] if most < limit else []

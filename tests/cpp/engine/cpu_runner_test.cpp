@@ -268,7 +268,7 @@ TEST(CpuRunner, SkippedLayersKeepABf16Cache) {
             KvDtype::kBF16);
   EXPECT_EQ(runner->cache_plan().token_bytes(), 2 * 2 * 64 + 2 * 128);
 
-  const auto logprob_of = [&](CpuRunnerOptions options) {
+  const auto logprob_of = [&](RunnerOptions options) {
     Driver driver(testing::tiny_runner(config, std::move(options)));
     Driver::Sequence sequence;
     Step step;
@@ -284,7 +284,7 @@ TEST(CpuRunner, SkippedLayersKeepABf16Cache) {
 }
 
 TEST(CpuRunner, RefusesOptionsThatCannotBe) {
-  const auto refused = [](const CpuRunnerOptions& options, const EngineOptions& engine, std::string_view message) {
+  const auto refused = [](const RunnerOptions& options, const EngineOptions& engine, std::string_view message) {
     testing::expect_error([&] { (void)testing::tiny_runner(testing::tiny_gemma3_config(), options, engine); },
                           ErrorKind::kInvalidArgument, {message});
   };

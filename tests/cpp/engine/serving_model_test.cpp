@@ -61,7 +61,7 @@ std::map<uint64_t, Answer> serve(Engine& engine, const std::vector<Request>& req
 struct Case {
   std::string name;
   nlohmann::json config;
-  CpuRunnerOptions runner{};
+  RunnerOptions runner{};
   int num_pages = 40;
   int num_requests = 33;
 };
@@ -90,7 +90,7 @@ std::vector<Case> cases() {
 class BatchInvariance : public ::testing::TestWithParam<Case> {
  protected:
   [[nodiscard]] static std::unique_ptr<Engine> engine(const EngineOptions& options, int64_t num_pages) {
-    CpuRunnerOptions runner = GetParam().runner;
+    RunnerOptions runner = GetParam().runner;
     runner.kv_cache_bytes = int64_t{1} << 20;
     const int64_t block_bytes = testing::tiny_runner(GetParam().config, runner, options)->cache_plan().block_bytes();
     runner.kv_cache_bytes = num_pages * block_bytes;
@@ -182,7 +182,7 @@ TEST(ServingModel, PreemptedTextsAreWhole) {
   solo.model.batch_invariant = true;
   Generator generator = testing::tiny_generator(config, solo);
   const EngineOptions options{.batch_invariant = true};
-  CpuRunnerOptions runner{.kv_cache_bytes = 40 * testing::tiny_runner(config, {}, options)->cache_plan().block_bytes()};
+  RunnerOptions runner{.kv_cache_bytes = 40 * testing::tiny_runner(config, {}, options)->cache_plan().block_bytes()};
   Engine engine(testing::tiny_runner(config, runner, options), options, {1, 5});
   std::vector<Request> requests;
   for (uint64_t id = 0; id < 8; ++id) {

@@ -10,7 +10,7 @@
 
 namespace quaver::testing {
 
-inline std::unique_ptr<CpuRunner> tiny_runner(const nlohmann::json& config, CpuRunnerOptions options,
+inline std::unique_ptr<CpuRunner> tiny_runner(const nlohmann::json& config, RunnerOptions options,
                                               const EngineOptions& engine = {}) {
   const TempDir folder;
   folder.write("config.json", config.dump());

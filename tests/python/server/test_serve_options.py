@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quaver.errors import BadInputError
+from quaver.server.devices import engine_devices
 from quaver.server.options import add_arguments, check, engine_arguments
 from quaver.server.serve import load_service
 from quaver.server.service import sampling_defaults
@@ -33,7 +34,7 @@ def test_defaults() -> None:
         "kv_cache_memory_bytes": 0, "gpu_memory_utilization": 0.9, "max_num_seqs": 256, "max_num_batched_tokens": 2048,
         "prefill_chunk_tokens": 0, "prefix_caching": True, "batch_invariant": False, "kv_scales": "auto",
         "attention_precision": "auto", "hf_overrides": "{}", "dummy_seed": None,
-        "num_threads": 8,
+        "num_threads": 8, "cuda_graphs": True,
     }  # fmt: skip
 
 
@@ -48,10 +49,38 @@ def test_defaults() -> None:
     ("--kv-cache-memory-bytes 1000", "kv_cache_memory_bytes", 1000), ("--kv-scales one", "kv_scales", "one"),
     ("--tensor-parallel-size 1", "block_size", 64), ("--max-num-batched-tokens 5", "max_num_batched_tokens", 5),
     ("--gpu-memory-utilization 0.5", "gpu_memory_utilization", 0.5), ("--data-parallel-size 3", "num_threads", 2),
+    ("--enforce-eager", "cuda_graphs", False),
     ("--data-parallel-size 9", "num_threads", 1), ("--data-parallel-size 2", "gpu_memory_utilization", 0.45),
 ])  # fmt: skip
 def test_flags_reach_the_engine(arguments: str, name: str, value: object) -> None:
     assert engine_arguments(parse(*arguments.split()), num_cores=8)[name] == value
+
+
+@pytest.mark.parametrize(("arguments", "num_gpus", "devices"), [
+    ("", 0, ["cpu"]), ("", 1, ["cuda:0"]), ("--device cpu", 4, ["cpu"]), ("--device cuda", 4, ["cuda:0"]),
+    ("--data-parallel-size 2", 0, ["cpu", "cpu"]), ("--data-parallel-size 2", 3, ["cuda:0", "cuda:1"]),
+    ("--device cuda:2", 4, ["cuda:2"]), ("--device cuda:7", 4, ["cuda:7"]), ("--device cuda", 0, ["cuda:0"]),
+    ("--data-parallel-size 3 --kv-cache-memory-bytes 9", 2, ["cuda:0", "cuda:1", "cuda:0"]),
+    ("--data-parallel-size 2 --device cuda:1 --kv-cache-memory-bytes 9", 2, ["cuda:1", "cuda:1"]),
+])  # fmt: skip
+def test_a_device_for_each_engine(arguments: str, num_gpus: int, devices: list[str]) -> None:
+    assert engine_devices(parse(*arguments.split()), num_gpus) == devices
+
+
+def test_engines_share_a_gpu_only_by_bytes() -> None:
+    with pytest.raises(
+        BadInputError, match="--data-parallel-size 3 on 2 GPUs: expected a GPU for each engine, or --kv"
+    ):
+        engine_devices(parse("--data-parallel-size", "3"), 2)
+    with pytest.raises(BadInputError, match="--data-parallel-size 2 on 1 GPU: "):
+        engine_devices(parse("--data-parallel-size", "2", "--device", "cuda"), 1)
+    with pytest.raises(BadInputError, match="--data-parallel-size 2 on --device cuda:0: "):
+        engine_devices(parse("--data-parallel-size", "2", "--device", "cuda:0"), 8)
+
+
+def test_gpus_are_not_shared_by_utilization() -> None:
+    options = parse("--data-parallel-size", "2")
+    assert engine_arguments(options, on_gpus=True)["gpu_memory_utilization"] == 0.9
 
 
 @pytest.mark.parametrize("arguments", [
