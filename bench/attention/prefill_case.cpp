@@ -32,7 +32,8 @@ std::vector<float> download(const DeviceBuffer<__nv_bfloat16>& buffer, int64_t f
 }  // namespace
 
 std::vector<PrefillSpec> prefill_suite() {
-  const auto make = [](int head_dim, int kv_heads, int batch, int query_len, int kv_len, int window = 0) {
+  const auto make = [](int head_dim, int kv_heads, int batch, int query_len, int kv_len, int window = 0,
+                       Precision precision = Precision::kSingle) {
     PrefillSpec spec;
     spec.head_dim = head_dim;
     spec.num_kv_heads = kv_heads;
@@ -40,14 +41,28 @@ std::vector<PrefillSpec> prefill_suite() {
     spec.query_len = query_len;
     spec.kv_len = kv_len;
     spec.window = window;
+    spec.precision = precision;
     spec.name = concat("d", head_dim, "_b", batch, "_q", query_len, "_kv", kv_len,
-                       window > 0 ? concat("_w", window) : std::string("_causal"), "_single");
+                       window > 0 ? concat("_w", window) : std::string("_causal"), "_", precision_name(precision));
     return spec;
   };
-  return {make(256, 16, 1, 8192, 8192), make(256, 16, 1, 16384, 16384), make(256, 16, 1, 8192, 8192, 1024),
-          make(256, 16, 4, 4096, 4096), make(256, 16, 1, 2048, 32768),  make(256, 16, 1, 128, 131072),
-          make(192, 8, 1, 8192, 8192),  make(128, 8, 1, 8192, 8192),    make(128, 8, 1, 16384, 16384),
-          make(96, 8, 1, 8192, 8192),   make(64, 8, 1, 8192, 8192)};
+  // Few rows over a long context, in the precision that the policy gives them.
+  const auto read_bound = [&](int head_dim, int kv_heads, int batch, int query_len, int kv_len) {
+    PrefillSpec spec = make(head_dim, kv_heads, batch, query_len, kv_len, 0, Precision::kAuto);
+    spec.name = concat("d", head_dim, "_b", batch, "_q", query_len, "_kv", kv_len);
+    spec.read_bound = true;
+    return spec;
+  };
+  std::vector<PrefillSpec> suite = {
+      make(256, 16, 1, 8192, 8192),   make(256, 16, 1, 16384, 16384), make(256, 16, 1, 8192, 8192, 1024),
+      make(256, 16, 4, 4096, 4096),   make(256, 16, 1, 2048, 32768),  make(192, 8, 1, 8192, 8192),
+      make(128, 8, 1, 8192, 8192),    make(128, 8, 1, 16384, 16384),  make(96, 8, 1, 8192, 8192),
+      make(64, 8, 1, 8192, 8192),     make(512, 4, 1, 8192, 8192),    read_bound(256, 16, 1, 128, 131072),
+      read_bound(512, 4, 8, 8, 32768)};
+  for (const auto& [head_dim, kv_heads] : {std::pair{256, 16}, {192, 8}, {128, 8}, {96, 8}, {64, 8}, {512, 4}}) {
+    suite.push_back(make(head_dim, kv_heads, 1, 8192, 8192, 0, Precision::kSplit));
+  }
+  return suite;
 }
 
 PrefillCase::PrefillCase(const PrefillSpec& spec, const DeviceBuffer<uint8_t>& pages, const DeviceInfo& device,
@@ -111,6 +126,10 @@ double PrefillCase::flops() const {
     pairs += spec_.window > 0 ? std::min(keys, spec_.window) : keys;
   }
   return 4.0 * spec_.head_dim * pairs * spec_.num_q_heads * spec_.batch;
+}
+
+double PrefillCase::kv_bytes() const {
+  return 2.0 * spec_.head_dim * spec_.num_kv_heads * spec_.kv_len * spec_.batch;
 }
 
 std::vector<float> PrefillCase::read_keys(int head, int64_t tokens, bool values) {

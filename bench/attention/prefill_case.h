@@ -22,6 +22,7 @@ struct PrefillSpec {
   int num_q_heads = 32;
   int page_size = 64;
   Precision precision = Precision::kSingle;
+  bool read_bound = false;  ///< few rows over a long context: its report has the bandwidth of K and V too
 };
 
 /// The cases of bench/results/<gpu>/prefill.json.
@@ -39,6 +40,8 @@ class PrefillCase {
   }
   /// 4 * D floating-point operations a visible (query, key) pair and query head.
   [[nodiscard]] double flops() const;
+  /// K and V of all sequences, read once.
+  [[nodiscard]] double kv_bytes() const;
   /// Relative L2 error of some rows against float64 on the same codes and the BF16 Q.
   [[nodiscard]] double relative_l2();
 

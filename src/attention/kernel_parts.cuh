@@ -5,9 +5,14 @@
 
 #include <cstdint>
 
+#include "ptx/convert.cuh"
+
 namespace quaver {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFU;
+
+/// Weight of a lo part: x = hi + lo / 16.
+inline constexpr float kLowWeight = 0.0625F;
 
 /// Reads a struct whose size and address are multiples of 4 bytes past the L1 cache.
 template <class T>
@@ -38,6 +43,28 @@ __device__ __forceinline__ int query_exponent(float largest) {
   const int bits = __float_as_int(largest);
   // 448 = 1.75 * 2^8: mantissas above 1.75 need one more. 2^-118 keeps both the scale and its inverse normal.
   return max(-118, (bits >> 23) - 127 - 8 + ((bits & 0x7FFFFF) > 0x600000 ? 1 : 0));
+}
+
+/// Four values as hi + lo/16. The rest of a BF16 value after its E4M3 part is exact in E4M3 once multiplied by 16,
+/// unless it falls among the subnormals.
+struct SplitCodes {
+  uint32_t high;
+  uint32_t low;
+};
+
+__device__ __forceinline__ SplitCodes split_e4m3x4(float a, float b, float c, float d, uint32_t low_part_mask) {
+  const uint32_t high = ptx::to_e4m3x4(a, b, c, d);
+  const float2 ab = ptx::from_e4m3x2(static_cast<uint16_t>(high));
+  const float2 cd = ptx::from_e4m3x2(static_cast<uint16_t>(high >> 16));
+  constexpr float kUp = 1.0F / kLowWeight;
+  const uint32_t low =
+      ptx::to_e4m3x4((a - ab.x) * kUp, (b - ab.y) * kUp, (c - cd.x) * kUp, (d - cd.y) * kUp) & low_part_mask;
+  return {.high = high, .low = low};
+}
+
+/// The two accumulators of a value whose hi and lo parts stand 8 rows apart: registers 4j + e and 4j + 2 + e.
+__device__ __forceinline__ float join_parts(float high, float low) {
+  return fmaf(low, kLowWeight, high);
 }
 
 }  // namespace quaver

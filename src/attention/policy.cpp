@@ -89,8 +89,6 @@ Objection decode_objection(const AttentionProblem& problem) {
 
 Objection prefill_objection(const AttentionProblem& problem) {
   if (auto objection = fp8_objection(problem)) return objection;
-  if (problem.kv.head_dim_k > 256) return concat("head dim ", problem.kv.head_dim_k, ": expected at most 256");
-  if (problem.precision == Precision::kSplit) return "precision split: expected single or auto";
   if (problem.bidirectional_spans) return "bidirectional spans: expected none";
   return std::nullopt;
 }
@@ -122,8 +120,11 @@ AttentionPlan fp8_plan(AttentionKernel kernel, tiles::KernelFamily family, const
   plan.max_rows = kernel == AttentionKernel::kDecodeFp8 ? tiles::kMaxDecodeRows : 0;
   const bool cut = family == tiles::KernelFamily::kDecode;  // prefill works on all keys of a row in one go
   plan.split_tokens = cut && problem.batch_invariant ? tiles::kFixedSplitTokens : 0;
-  // The decode kernel promotes in `single` too: measured free, and one instance serves both.
-  plan.promote_qk = head_dim >= 256 && (plan.precision == Precision::kSplit || family == tiles::KernelFamily::kDecode);
+  // Where one instance serves both precisions (decode, head dim 512) `single` promotes too: measured free in decode.
+  // Prefill's own `single` at 256 has no registers for a second S.
+  const bool own_single =
+      plan.precision == Precision::kSingle && family == tiles::KernelFamily::kPrefill && head_dim <= 256;
+  plan.promote_qk = head_dim >= 256 && !own_single;
   return plan;
 }
 

@@ -28,13 +28,26 @@ AttentionPlan decode_plan(const AttentionProblem& problem, Precision precision, 
 
 AttentionPlan prefill_plan(AttentionProblem& problem, Precision precision) {
   problem.kernel = AttentionKernel::kPrefillFp8;
-  return {.kernel = AttentionKernel::kPrefillFp8,
-          .precision = precision,
-          .kv_tile = tiles::kv_tile(tiles::KernelFamily::kPrefill, problem.kv.head_dim_k),
-          .max_rows = 0,
-          .split_tokens = 0,
-          .promote_qk = precision == Precision::kSplit && problem.kv.head_dim_k >= 256,
-          .reason = {}};
+  return {
+      .kernel = AttentionKernel::kPrefillFp8,
+      .precision = precision,
+      .kv_tile = tiles::kv_tile(tiles::KernelFamily::kPrefill, problem.kv.head_dim_k),
+      .max_rows = 0,
+      .split_tokens = 0,
+      .promote_qk = problem.kv.head_dim_k == 512 || (precision == Precision::kSplit && problem.kv.head_dim_k >= 256),
+      .reason = {}};
+}
+
+std::vector<PrefillMode> prefill_modes() {
+  std::vector<PrefillMode> modes;
+  for (const int head_dim : tiles::kKernelHeadDims) {
+    for (const Precision precision : {Precision::kSingle, Precision::kSplit}) modes.push_back({head_dim, precision});
+  }
+  return modes;
+}
+
+void PrintTo(const PrefillMode& mode, std::ostream* out) {
+  *out << "d" << mode.head_dim << " " << precision_name(mode.precision);
 }
 
 std::vector<float> Outputs::values() const {

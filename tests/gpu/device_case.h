@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <vector>
 
 #include "attention/device_attention.h"
@@ -35,6 +36,16 @@ template <class T>
 
 /// The same of the prefill kernel, which `problem` then asks for by name: for all rows, however few.
 [[nodiscard]] AttentionPlan prefill_plan(AttentionProblem& problem, Precision precision);
+
+/// One kernel of the prefill family.
+struct PrefillMode {
+  int head_dim = 0;
+  Precision precision = Precision::kSingle;
+};
+
+/// `single` and `split` at every head dim of the FP8 kernels.
+[[nodiscard]] std::vector<PrefillMode> prefill_modes();
+void PrintTo(const PrefillMode& mode, std::ostream* out);
 
 /// Out and LSE of a run, as written; NaN where nothing was.
 struct Outputs {

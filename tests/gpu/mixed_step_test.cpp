@@ -27,7 +27,8 @@ AttentionPlan policy_plan(const AttentionProblem& problem) {
 
 class MixedStep : public ::testing::TestWithParam<int> {};
 
-// Four heads a kv head: up to 8 query tokens are decode rows (`split`), 9 and more are prefill (`single`).
+// Four heads a kv head: up to 8 query tokens are decode rows (`split`), 9 and more are prefill (`single`, at 512
+// `split`).
 TEST_P(MixedStep, EachSequenceHasItsKernelsAccuracy) {
   const int head_dim = GetParam();
   for (const int window : {0, 200}) {
@@ -38,7 +39,7 @@ TEST_P(MixedStep, EachSequenceHasItsKernelsAccuracy) {
     DeviceAttention attention(device.problem, plan, query_device(0), device.limits());
     const Outputs mixed = device.run(attention);
     EXPECT_TRUE(mixed == device.run(attention)) << "second run differs";
-    const Outputs all_prefill = device.run(prefill_plan(device.problem, Precision::kSingle));
+    const Outputs all_prefill = device.run(prefill_plan(device.problem, plan.precision));
     const OracleOutput expected = host.expected();
     const std::vector<float> values = mixed.values();
     const size_t row = 8 * static_cast<size_t>(head_dim);
@@ -62,7 +63,7 @@ TEST_P(MixedStep, EachSequenceHasItsKernelsAccuracy) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(HeadDims, MixedStep, ::testing::Values(64, 128, 256));
+INSTANTIATE_TEST_SUITE_P(HeadDims, MixedStep, ::testing::Values(64, 128, 256, 512));
 
 // B24: a captured step serves any mix; sequences change sides between replays.
 TEST(MixedStep, GraphReplaysAnyMix) {

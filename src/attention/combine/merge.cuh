@@ -5,7 +5,8 @@
 #include <cuda_bf16.h>
 
 #include "attention/combine/partials.h"
-#include "attention/schedule/work_list.h"
+#include "attention/schedule/cut_list.h"
+#include "attention/tiles.h"
 #include "ptx/convert.cuh"
 
 namespace quaver::combine {
@@ -96,6 +97,7 @@ struct CutItem {
   int head = 0;
   int query_begin = 0;
   int rows = 0;
+  int first_row = 0;  ///< of the kv head's rows in the sequence
 };
 
 /// Finishes four columns of one row: element = row * kHeadDim + column, column a multiple of 4. Up to kFew parts have
@@ -114,8 +116,8 @@ __device__ __forceinline__ void merge_parts(const Partials& partials, const Outp
       add_parts<kHeadDim, kMany>(partials, item.slots, row, column, part, item.num_parts, total);
     }
   }
-  const int64_t token = item.query_begin + tiles::row_token(row, output.group);
-  const int query_head = item.head * output.group + tiles::row_head(row, output.group);
+  const int64_t token = item.query_begin + tiles::row_token(item.first_row + row, output.group);
+  const int query_head = item.head * output.group + tiles::row_head(item.first_row + row, output.group);
   const RowResult result = finish_row(output, total.maximum, total.sum, item.sequence, item.head, query_head);
   const int64_t offset = token * output.out_strides.token + query_head * output.out_strides.head + column;
   write_pair(output, offset, total.out.x * result.scale, total.out.y * result.scale);

@@ -110,7 +110,8 @@ void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream) {
                               .output = output};
   with_value<64, 96, 128, 192, 256, 512>(
       head_dim, [&](auto dim) { Instance<decltype(dim)::value>::launch(parameters, grid_, stream); });
-  if (!combine_in_kernel_) combine::run_combine(head_dim, partials, output, work_->view(), max_rows_, grid_, stream);
+  if (!combine_in_kernel_)
+    combine::run_combine(head_dim, partials, output, work_->view().cuts, max_rows_, grid_, stream);
 }
 
 }  // namespace quaver::decode_fp8

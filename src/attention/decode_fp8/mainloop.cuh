@@ -31,11 +31,6 @@ struct RowState {
   float sum = 0.0F;           ///< of this thread's tokens, times 2^kProbabilityBits
 };
 
-/// Accumulator registers 4j … 4j + 3 hold hi (columns 8j + 2t, + 1) and lo (the same columns).
-__device__ __forceinline__ float join_parts(float high, float low) {
-  return fmaf(low, kLowWeight, high);
-}
-
 /// S of one tile in FP32: s[2j + e] belongs to token 8j + 2t + e.
 template <class Traits>
 __device__ __forceinline__ void compute_scores(uint32_t query, uint32_t key_tile, float (&s)[Traits::kTile / 4]) {

@@ -11,23 +11,6 @@
 
 namespace quaver::decode_fp8 {
 
-/// Four values as hi + lo/16. The rest of a BF16 value after its E4M3 part is exact in E4M3 once multiplied by 16,
-/// unless it falls among the subnormals.
-struct SplitCodes {
-  uint32_t high;
-  uint32_t low;
-};
-
-__device__ __forceinline__ SplitCodes split_e4m3x4(float a, float b, float c, float d, uint32_t low_part_mask) {
-  const uint32_t high = ptx::to_e4m3x4(a, b, c, d);
-  const float2 ab = ptx::from_e4m3x2(static_cast<uint16_t>(high));
-  const float2 cd = ptx::from_e4m3x2(static_cast<uint16_t>(high >> 16));
-  constexpr float kUp = 1.0F / kLowWeight;
-  const uint32_t low =
-      ptx::to_e4m3x4((a - ab.x) * kUp, (b - ab.y) * kUp, (c - cd.x) * kUp, (d - cd.y) * kUp) & low_part_mask;
-  return {.high = high, .low = low};
-}
-
 /// Byte of Q[row] (hi part) in shared memory, K-major core matrices; the lo part is 8 rows, 8 * D bytes, further.
 /// `rotation` moves the rows to other warps, so that the CTAs of an SM do not all load the same warp scheduler.
 template <class Traits>

@@ -10,9 +10,6 @@ namespace quaver::decode_fp8 {
 /// Rows of Q a warpgroup's M = 64 WGMMA holds as hi (row 16w + g) and lo (row 16w + g + 8) parts.
 inline constexpr int kMaxRows = tiles::kMaxDecodeRows;
 
-/// Weight of a lo part: x = hi + lo / 16.
-inline constexpr float kLowWeight = 0.0625F;
-
 using schedule::WorkItem;
 
 /// Work items that the producer may be ahead of the consumers.

@@ -1,4 +1,4 @@
-// The end of an item: rows are normalised and written.
+// The end of an item: rows are normalised and written; those of a part of a block go to the workspace as they are.
 #pragma once
 
 #include "attention/combine/merge.cuh"
@@ -35,44 +35,79 @@ __device__ __forceinline__ uint32_t to_bf16x2(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-/// Row i (0: lane / 4, 1: 8 rows further) of a thread; lanes of a quad hold the same row. `valid`: the row exists.
+/// Where a row goes: the output, or the workspace when its item is a part of a block.
+struct RowTarget {
+  void* values = nullptr;
+  bool f32 = false;
+  float scale = 1.0F;  ///< of the values
+};
+
+/// Row `row` of a part, for the combine kernel. If it sees none of the part's keys it has kNoMaximum and weighs
+/// nothing.
+__device__ __forceinline__ RowTarget part_target(const Parameters& p, const Item& item, int row, int head_dim,
+                                                 float maximum, float sum) {
+  const schedule::RowBlock& block = item.block;
+  const int slot = block.head_slot(item.head) + block.part;
+  const int64_t line = int64_t{slot} * p.partials.max_rows + (row - block.first_row);
+  if (threadIdx.x % 4 == 0) __stcg(p.partials.max_sum + line, make_float2(maximum, sum));
+  return {.values = p.partials.out + line * head_dim, .f32 = true};
+}
+
+__device__ __forceinline__ RowTarget output_target(const Parameters& p, const Item& item, int row, float maximum,
+                                                   float sum) {
+  const int token = item.block.query_begin + tiles::row_token(row, p.group);
+  const int query_head = item.head * p.group + tiles::row_head(row, p.group);
+  const combine::RowResult result =
+      combine::finish_row(p.output, maximum, sum, item.block.sequence, item.head, query_head);
+  if (threadIdx.x % 4 == 0 && p.output.lse != nullptr) {
+    p.output.lse[token * p.output.lse_strides.token + query_head * p.output.lse_strides.head] = result.lse;
+  }
+  const int64_t offset = token * p.output.out_strides.token + query_head * p.output.out_strides.head;
+  if (p.output.out_f32) {
+    return {.values = static_cast<float*>(p.output.out) + offset, .f32 = true, .scale = result.scale};
+  }
+  return {.values = static_cast<__nv_bfloat16*>(p.output.out) + offset, .scale = result.scale};
+}
+
+/// Row i of a thread (`single` has a second one, 8 rows further); lanes of a quad hold the same row. `valid`: the row
+/// exists.
 template <class Traits>
 __device__ __forceinline__ void write_row(const Parameters& p, const Item& item, int row, bool valid, int i,
                                           const RowState<Traits>& state) {
-  const int token = item.block.query_begin + tiles::row_token(row, p.group);
-  const int query_head = item.head * p.group + tiles::row_head(row, p.group);
   float sum = state.sum[i];
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  combine::RowResult result{};
-  if (valid) result = combine::finish_row(p.output, state.maximum[i], sum, item.block.sequence, item.head, query_head);
+  RowTarget target;
+  if (valid && item.block.num_parts > 1) {
+    target = part_target(p, item, row, Traits::kHeadDim, state.maximum[i], sum);
+  } else if (valid) {
+    target = output_target(p, item, row, state.maximum[i], sum);
+  }
   const auto t = static_cast<int>(threadIdx.x) % 4;
-  const int64_t offset = token * p.output.out_strides.token + query_head * p.output.out_strides.head;
+  if (__any_sync(kAllLanes, target.f32)) {
+    auto* values = static_cast<float*>(target.values);
+#pragma unroll
+    for (int j = 0; j < Traits::kHeadDim / 8; ++j) {
+      if (!valid) continue;
+      __stcg(reinterpret_cast<float2*>(values + 8 * j + 2 * t),
+             make_float2(state.out[Traits::place(j, i)] * target.scale,
+                         state.out[Traits::place(j, i) + 1] * target.scale));
+    }
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < Traits::kHeadDim / 8; j += 4) {
-    if (p.output.out_f32) {
+    uint32_t words[4];
 #pragma unroll
-      for (int k = j; k < j + 4; ++k) {
-        if (!valid) continue;
-        combine::write_pair(p.output, offset + 8 * k + 2 * t, state.out[4 * k + 2 * i] * result.scale,
-                            state.out[4 * k + 2 * i + 1] * result.scale);
-      }
-    } else {
-      uint32_t words[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        words[k] =
-            to_bf16x2(state.out[4 * (j + k) + 2 * i] * result.scale, state.out[4 * (j + k) + 2 * i + 1] * result.scale);
-      }
-      transpose_quad(words);
-      if (valid) {
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.output.out) + offset + 8 * (j + t)) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-      }
+    for (int k = 0; k < 4; ++k) {
+      words[k] = to_bf16x2(state.out[Traits::place(j + k, i)] * target.scale,
+                           state.out[Traits::place(j + k, i) + 1] * target.scale);
     }
-  }
-  if (valid && t == 0 && p.output.lse != nullptr) {
-    p.output.lse[token * p.output.lse_strides.token + query_head * p.output.lse_strides.head] = result.lse;
+    transpose_quad(words);
+    if (valid) {
+      *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(target.values) + 8 * (j + t)) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 }
 

@@ -6,9 +6,8 @@
 
 namespace quaver::prefill_fp8 {
 
-template <int kHeadDim>
-int Instance<kHeadDim>::prepare() {
-  using Traits = PrefillTraits<kHeadDim>;
+template <int kHeadDim, bool kSplit>
+int Instance<kHeadDim, kSplit>::prepare() {
   const auto kernel = quaver_prefill_fp8<Traits>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Traits>),
              "cudaFuncSetAttribute");
@@ -18,9 +17,8 @@ int Instance<kHeadDim>::prepare() {
   return ctas;
 }
 
-template <int kHeadDim>
-void Instance<kHeadDim>::launch(const Parameters& parameters, int grid, cudaStream_t stream) {
-  using Traits = PrefillTraits<kHeadDim>;
+template <int kHeadDim, bool kSplit>
+void Instance<kHeadDim, kSplit>::launch(const Parameters& parameters, int grid, cudaStream_t stream) {
   launch_programmatic(quaver_prefill_fp8<Traits>, dim3(static_cast<unsigned>(grid)), Traits::kThreads,
                       kSharedBytes<Traits>, stream, parameters);
 }

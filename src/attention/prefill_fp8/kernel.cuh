@@ -3,7 +3,7 @@
 //   schedule (once a step)  block list: row blocks of all sequences, longest first
 //   load warp               load.cuh: draws items (block x kv head), K and V tiles -> rings, by bulk copies
 //   three Q warps           query.cuh: Q of the next item as E4M3, into the other of two buffers
-//   2 or 3 math warpgroups  mainloop.cuh: S, softmax, P V of 64 rows each, in turns; epilogue.cuh: O, LSE
+//   2 or 3 math warpgroups  mainloop.cuh: S, softmax, P V of 64 rows each (`split`: 32), in turns; epilogue.cuh: O, LSE
 //
 // README.md beside this file has the cycle budget and what was measured.
 #pragma once
@@ -33,8 +33,8 @@ __device__ __forceinline__ void for_each_item(SharedState<Traits>& shared, Work 
 template <class Traits>
 __device__ __forceinline__ void quantize_queries(const Parameters& p, SharedState<Traits>& shared, uint8_t* query) {
   for_each_item<Traits>(shared, [&](const Item& item, int index) {
-    const int buffer = index % 2;
-    const uint32_t parity = index / 2 % 2;
+    const int buffer = index % Traits::kQueryBuffers;
+    const uint32_t parity = index / Traits::kQueryBuffers % 2;
     ptx::mbarrier_wait(ptx::shared_address(&shared.query_empty[buffer]), parity ^ 1U);
     load_query<Traits>(p, item, query + buffer * Traits::kQueryBytes, shared.query[buffer]);
     ptx::mbarrier_arrive(ptx::shared_address(&shared.query_full[buffer]));
@@ -44,15 +44,16 @@ __device__ __forceinline__ void quantize_queries(const Parameters& p, SharedStat
 template <class Traits>
 __device__ __forceinline__ void compute(const Parameters& p, SharedState<Traits>& shared) {
   const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);
-  const int row_in_group = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  const int row_in_group =
+      static_cast<int>(threadIdx.x) % 128 / 32 * (8 * Traits::kThreadRows) + static_cast<int>(threadIdx.x) % 32 / 4;
   RingPosition<Traits::kStages> slot;
   if (warpgroup == Traits::kWarpgroups - 1) pass_turn<Traits>(warpgroup);
   for_each_item<Traits>(shared, [&](const Item& item, int index) {
-    const int buffer = index % 2;
+    const int buffer = index % Traits::kQueryBuffers;
     const int num_rows = item.block.query_len * p.group;
-    const int first_row = item.block.first_row + warpgroup * 64;
-    ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[buffer]), index / 2 % 2);
-    const RowInfo* rows = shared.query[buffer].rows + warpgroup * 64 + row_in_group;
+    const int first_row = item.block.first_row + warpgroup * Traits::kWarpgroupRows;
+    ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[buffer]), index / Traits::kQueryBuffers % 2);
+    const RowInfo* rows = shared.query[buffer].rows + warpgroup * Traits::kWarpgroupRows + row_in_group;
     RowState<Traits> state;
     reset(state);
     attend<Traits>(p, item, shared.query[buffer].tiles[warpgroup], rows, warpgroup,
@@ -61,7 +62,7 @@ __device__ __forceinline__ void compute(const Parameters& p, SharedState<Traits>
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.query_empty[buffer]));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Traits::kThreadRows; ++i) {
       const int row = first_row + row_in_group + 8 * i;
       write_row<Traits>(p, item, row, row < num_rows, i, state);
     }
@@ -80,7 +81,7 @@ __device__ __forceinline__ void init_barriers(SharedState<Traits>& shared) {
     init(shared.value_empty[i], Traits::kMathWarps);
   }
   init(shared.value_edge, 1);
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < Traits::kQueryBuffers; ++i) {
     init(shared.query_full[i], 32 * Traits::kQueryWarps);
     init(shared.query_empty[i], Traits::kMathWarps);
   }
@@ -93,6 +94,7 @@ __device__ __forceinline__ void init_barriers(SharedState<Traits>& shared) {
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) quaver_prefill_fp8(const __grid_constant__ Parameters p) {
+  static_assert(kSharedBytes<Traits> <= kMaxSharedBytes);
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<SharedState<Traits>*>(memory + (Traits::kState - kSharedBase));
   ptx::launch_dependents();

@@ -3,38 +3,70 @@
 #include <bit>
 #include <numbers>
 
+#include "attention/combine/combine.h"
 #include "attention/device_views.h"
 #include "attention/prefill_fp8/instance.h"
 #include "attention/prefill_fp8/traits.h"
 #include "core/with_value.h"
 
 namespace quaver::prefill_fp8 {
+namespace {
+
+/// Cut items that the combine kernel adds up at a time. It is launched whether any are or not: eight times the CTAs of
+/// an item (32 to 64) start and end in one wave.
+constexpr int kItemsAtOnce = 8;
+
+/// Calls action(Instance<…>{}). At head dim 512 the `split` instance serves `single` too, with lo parts of zero.
+template <class Action>
+void with_instance(int head_dim, Precision precision, Action action) {
+  if (head_dim == 512) {
+    action(Instance<512, true>{});
+    return;
+  }
+  with_value<64, 96, 128, 192, 256>(head_dim, [&](auto dim) {
+    if (precision == Precision::kSplit) {
+      action(Instance<decltype(dim)::value, true>{});
+    } else {
+      action(Instance<decltype(dim)::value, false>{});
+    }
+  });
+}
+
+}  // namespace
 
 PrefillFp8::PrefillFp8(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                        int64_t max_sequences, int min_rows)
-    : problem_(problem) {
+    : problem_(problem), plan_(plan) {
   check_as(ErrorKind::kUnsupported, device.arch == 90, "compute capability ", device.arch, " of ", device.name,
            ": expected 90 (the kernel uses WGMMA)");
-  check(plan.precision == Precision::kSingle, "precision ", precision_name(plan.precision), ": expected single");
+  check(plan.precision == Precision::kSingle || plan.precision == Precision::kSplit, "precision ",
+        precision_name(plan.precision), ": expected single or split");
   const int head_dim = problem.kv.head_dim_k;
   check(plan.kv_tile == tiles::kv_tile(tiles::KernelFamily::kPrefill, head_dim), "kv_tile ", plan.kv_tile,
         ": expected the prefill kernel's ", tiles::kv_tile(tiles::KernelFamily::kPrefill, head_dim));
   int ctas_per_sm = 0;
-  int block_rows = 0;
-  with_value<64, 96, 128, 192, 256>(head_dim, [&](auto dim) {
-    ctas_per_sm = Instance<decltype(dim)::value>::prepare();
-    block_rows = PrefillTraits<decltype(dim)::value>::kRows;
+  with_instance(head_dim, plan.precision, [&](auto instance) {
+    ctas_per_sm = instance.prepare();
+    block_rows_ = decltype(instance)::Traits::kRows;
   });
   check_as(ErrorKind::kUnsupported, ctas_per_sm > 0, "shared memory of ", device.name,
            ": expected enough for one CTA of the prefill kernel");
   grid_ = ctas_per_sm * device.num_sms;
+  // The bits of a row must not depend on what else is in the step: no cuts then.
+  const int cut_grid = problem.batch_invariant ? 0 : grid_;
   work_ = std::make_unique<schedule::BlockList>(
       schedule::BlockShape{.group = problem.num_q_heads / problem.kv.num_kv_heads,
-                           .block_rows = block_rows,
+                           .block_rows = block_rows_,
                            .kv_tile = plan.kv_tile,
                            .mask = {.causal = problem.causal, .window = problem.window},
                            .min_rows = min_rows},
-      max_sequences, problem.max_query_len);
+      schedule::BlockListLimits{.max_sequences = max_sequences,
+                                .max_query_len = problem.max_query_len,
+                                .num_kv_heads = problem.kv.num_kv_heads,
+                                .cut_grid = cut_grid});
+  const int64_t rows = schedule::max_part_slots(cut_grid) * block_rows_;
+  partial_out_ = DeviceBuffer<float>(rows * head_dim);
+  partial_max_sum_ = DeviceBuffer<float2>(rows);
 }
 
 void PrefillFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView& query_start, cudaStream_t stream) {
@@ -48,6 +80,8 @@ void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
   constexpr auto kLog2E = std::numbers::log2e_v<float>;
   const schedule::BlockShape& shape = work_->shape();
   const Output output = output_rows(args, shape.group);
+  const Partials partials{
+      .out = partial_out_.data(), .max_sum = partial_max_sum_.data(), .arrived = nullptr, .max_rows = block_rows_};
   const Parameters parameters{.q = pointer<__nv_bfloat16>(args.q),
                               .q_strides = row_strides(args.q),
                               .pages = pointer<uint8_t>(args.pages),
@@ -65,9 +99,13 @@ void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
                               .mask = shape.mask,
                               .group = shape.group,
                               .work = work_->view(),
-                              .output = output};
-  with_value<64, 96, 128, 192, 256>(
-      problem_.kv.head_dim_k, [&](auto dim) { Instance<decltype(dim)::value>::launch(parameters, grid_, stream); });
+                              .output = output,
+                              .partials = partials,
+                              .low_part_mask = plan_.precision == Precision::kSingle ? 0U : ~0U};
+  with_instance(problem_.kv.head_dim_k, plan_.precision,
+                [&](auto instance) { instance.launch(parameters, grid_, stream); });
+  if (problem_.batch_invariant) return;
+  combine::run_combine(problem_.kv.head_dim_k, partials, output, work_->cuts(), block_rows_, kItemsAtOnce, stream);
 }
 
 }  // namespace quaver::prefill_fp8

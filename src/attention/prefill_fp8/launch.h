@@ -27,8 +27,12 @@ class PrefillFp8 {
 
  private:
   AttentionProblem problem_;
+  AttentionPlan plan_;
   int grid_ = 0;
+  int block_rows_ = 0;
   std::unique_ptr<schedule::BlockList> work_;
+  DeviceBuffer<float> partial_out_;  // of parts; none where nothing is cut
+  DeviceBuffer<float2> partial_max_sum_;
 };
 
 }  // namespace quaver::prefill_fp8

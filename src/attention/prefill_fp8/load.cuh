@@ -2,6 +2,8 @@
 // bulk copy a page and half.
 #pragma once
 
+#include <cstddef>
+
 #include "attention/kernel_parts.cuh"
 #include "attention/prefill_fp8/params.h"
 #include "attention/prefill_fp8/traits.h"
@@ -22,19 +24,27 @@ class Loader {
 
   /// The first item has the CTA's number; more come by ticket. The draw is in flight while the first tile is loaded.
   __device__ void run() {
-    Item item = make_item(static_cast<int>(blockIdx.x));
-    publish(item);
+    KeySpan item = publish_item(static_cast<int>(blockIdx.x));
     while (item.head >= 0) {
       const int next_index = draw();
-      if (item.block.tile_begin < item.block.tile_end) load_tile(item, item.block.tile_begin);
-      const Item next = make_item(__shfl_sync(kAllLanes, next_index, 0));
-      publish(next);
-      for (int tile = item.block.tile_begin + 1; tile < item.block.tile_end; ++tile) load_tile(item, tile);
+      if (item.tile_begin < item.tile_end) load_tile(item, item.tile_begin);
+      const KeySpan next = publish_item(__shfl_sync(kAllLanes, next_index, 0));
+      for (int tile = item.tile_begin + 1; tile < item.tile_end; ++tile) load_tile(item, tile);
       item = next;
     }
   }
 
  private:
+  /// What loading needs of an item.
+  struct KeySpan {
+    int sequence;
+    int kv_len;
+    int first_key;
+    int tile_begin;
+    int tile_end;
+    int head;
+  };
+
   /// Every CTA that had a first item draws until it gets none; the counter wraps to 0 with the last of these draws.
   __device__ int draw() const {
     int index = 0;
@@ -45,33 +55,38 @@ class Loader {
     return index;
   }
 
-  __device__ Item make_item(int index) const {
-    Item item;
-    item.head = -1;
-    if (index < num_items_) {
-      load_words(p_.work.blocks + index / p_.layout.num_kv_heads, item.block);
-      item.head = index % p_.layout.num_kv_heads;
+  /// Puts an item into the queue, a word a lane.
+  __device__ KeySpan publish_item(int index) {
+    constexpr int kBlockWords = sizeof(schedule::RowBlock) / 4;
+    constexpr int kHeadWord = offsetof(Item, head) / 4;
+    static_assert(kHeadWord == kBlockWords && kHeadWord < 32);
+    const int head = index < num_items_ ? index % p_.layout.num_kv_heads : -1;
+    int word = head;
+    if (head >= 0 && lane_ < kBlockWords) {
+      word = __ldcg(reinterpret_cast<const int*>(p_.work.blocks + index / p_.layout.num_kv_heads) + lane_);
     }
-    return item;
-  }
-
-  __device__ void publish(const Item& item) {
     ptx::mbarrier_wait(ptx::shared_address(&state_.item_empty[item_slot_.slot]), item_slot_.parity);
-    if (lane_ == 0) {
-      state_.items[item_slot_.slot] = item;
-      ptx::mbarrier_arrive(ptx::shared_address(&state_.item_full[item_slot_.slot]));
-    }
+    if (lane_ <= kHeadWord) reinterpret_cast<int*>(&state_.items[item_slot_.slot])[lane_] = word;
+    __syncwarp();
+    if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&state_.item_full[item_slot_.slot]));
     item_slot_.advance();
+    const auto field = [&](size_t offset) { return __shfl_sync(kAllLanes, word, static_cast<int>(offset / 4)); };
+    return {.sequence = field(offsetof(schedule::RowBlock, sequence)),
+            .kv_len = field(offsetof(schedule::RowBlock, kv_len)),
+            .first_key = field(offsetof(schedule::RowBlock, first_key)),
+            .tile_begin = field(offsetof(schedule::RowBlock, tile_begin)),
+            .tile_end = field(offsetof(schedule::RowBlock, tile_end)),
+            .head = head};
   }
 
-  __device__ void load_tile(const Item& item, int tile) {
+  __device__ void load_tile(const KeySpan& item, int tile) {
     const KvLayout layout{.num_kv_heads = p_.layout.num_kv_heads,
                           .head_dim_k = Traits::kHeadDim,
                           .head_dim_v = Traits::kHeadDim,
                           .page_size = p_.layout.page_size};
     const int tile_token = tile * Traits::kTile;
-    const int first = max(tile_token, item.block.first_key);  // tokens that the sequence's rows may see
-    const int last = min(tile_token + Traits::kTile, item.block.kv_len);
+    const int first = max(tile_token, item.first_key);  // tokens that the sequence's rows may see
+    const int last = min(tile_token + Traits::kTile, item.kv_len);
     const int begin = first & ~15;  // loaded in whole blocks of 16
     const int end = (last + 15) & ~15;
     // Lane i copies what the tile has of its i-th page.
@@ -80,7 +95,7 @@ class Loader {
     const int tokens = min(page_token + layout.page_size, end) - from;
     const uint8_t* source = p_.pages;
     if (tokens > 0) {
-      const int32_t* table = p_.block_table + item.block.sequence * p_.block_table_stride;
+      const int32_t* table = p_.block_table + item.sequence * p_.block_table_stride;
       source += __ldg(table + (from >> p_.page_shift)) * p_.page_stride;
     }
     const int in_page = from & (layout.page_size - 1);

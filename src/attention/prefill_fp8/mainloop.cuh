@@ -1,9 +1,10 @@
 // What a math warpgroup does with one KV tile: S = Q K^T, online softmax with an integer running maximum, T = P V into
 // a fresh accumulator, O = O * 2^k + T in FP32.
 //
-// A thread (row g = lane / 4 of its warp, t = lane % 4) holds rows g and g + 8: columns 8j + 2t, 8j + 2t + 1 of row g
-// are registers 4j, 4j + 1, of row g + 8 registers 4j + 2, 4j + 3. Converted in pairs, the registers of S are the
-// A operand of P V because of the token order of V pages.
+// A thread (row g = lane / 4 of its warp, t = lane % 4) holds rows g and g + 8 of its warp's 16: columns 8j + 2t,
+// 8j + 2t + 1 of row g are accumulator registers 4j, 4j + 1, of row g + 8 registers 4j + 2, 4j + 3. `single`: two query
+// rows; `split`: hi and lo part of one, joined to half as many registers. Converted in pairs, the registers of S are
+// the A operand of P V because of the token order of V pages.
 #pragma once
 
 #include "attention/prefill_fp8/load.cuh"
@@ -15,9 +16,9 @@ namespace quaver::prefill_fp8 {
 /// Softmax state of a thread's rows and its columns of O.
 template <class Traits>
 struct RowState {
-  float out[Traits::kHeadDim / 2];
-  float maximum[2];  ///< log2 units, rounded up to an integer; finite, so that rows without a key need no branch
-  float sum[2];      ///< of this thread's tokens, times 2^kProbabilityBits
+  float out[Traits::kOutputs];
+  float maximum[Traits::kThreadRows];  ///< log2 units, an integer; finite, so that rows without a key need no branch
+  float sum[Traits::kThreadRows];      ///< of this thread's tokens, times 2^kProbabilityBits
 };
 
 inline constexpr float kNoMaximum = -1e30F;
@@ -27,48 +28,100 @@ __device__ __forceinline__ void reset(RowState<Traits>& state) {
 #pragma unroll
   for (float& x : state.out) x = 0.0F;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < Traits::kThreadRows; ++i) {
     state.maximum[i] = kNoMaximum;
     state.sum[i] = 0.0F;
   }
 }
 
-/// S of one tile; runs until the caller waits. Steps of 32 columns are two core matrices of 128 bytes.
+/// S of one tile and chunk of columns; runs until the caller waits. Steps of 32 columns are two core matrices of 128
+/// bytes.
 template <class Traits>
-__device__ __forceinline__ void issue_scores(uint32_t query_low, int stage, float (&s)[Traits::kTile / 2]) {
+__device__ __forceinline__ void issue_scores(uint32_t query_low, int stage, int chunk, float (&s)[Traits::kTile / 2]) {
   constexpr uint32_t kKeyLow = ptx::descriptor_low(Traits::kKeys, 128);
+  constexpr int kSteps = Traits::kScoreChunk / 32;
   const uint32_t key_low = kKeyLow + stage * (Traits::kTileBytes >> 4);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < Traits::kHeadDim / 32; ++step) {
+  for (int step = chunk * kSteps; step < (chunk + 1) * kSteps; ++step) {
     ptx::wgmma(s, ptx::descriptor(query_low + step * 16, 8 * Traits::kHeadDim),
-               ptx::descriptor(key_low + step * 16, 8 * Traits::kHeadDim), step > 0);
+               ptx::descriptor(key_low + step * 16, 8 * Traits::kHeadDim), step > chunk * kSteps);
   }
   ptx::wgmma_commit();
 }
 
+/// Adds hi + lo/16 of one chunk of columns to S.
+template <class Traits>
+__device__ __forceinline__ void join_scores(int chunk, float (&x)[Traits::kTile / 2], float (&s)[Traits::kScores]) {
+  ptx::pin(x);
+#pragma unroll
+  for (int i = 0; i < Traits::kScores; ++i) {
+    const int high = i / 2 * 4 + i % 2;
+    const float part = join_parts(x[high], x[high + 2]);
+    s[i] = chunk == 0 ? part : s[i] + part;
+  }
+}
+
+/// S of one tile.
+template <class Traits>
+__device__ __forceinline__ void compute_scores(uint32_t query_low, int stage, float (&s)[Traits::kScores]) {
+  if constexpr (!Traits::kSplit) {
+    issue_scores<Traits>(query_low, stage, 0, s);
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+  } else if constexpr (Traits::kScoreChunks == 1) {
+    float x[Traits::kTile / 2];
+    issue_scores<Traits>(query_low, stage, 0, x);
+    ptx::wgmma_wait<0>();
+    join_scores<Traits>(0, x, s);
+  } else {
+    float even[Traits::kTile / 2];
+    float odd[Traits::kTile / 2];
+    issue_scores<Traits>(query_low, stage, 0, even);
+#pragma unroll
+    for (int chunk = 0; chunk < Traits::kScoreChunks; chunk += 2) {
+      issue_scores<Traits>(query_low, stage, chunk + 1, odd);
+      ptx::wgmma_wait<1>();
+      join_scores<Traits>(chunk, even, s);
+      if (chunk + 2 < Traits::kScoreChunks) issue_scores<Traits>(query_low, stage, chunk + 2, even);
+      if (chunk + 2 < Traits::kScoreChunks) {
+        ptx::wgmma_wait<1>();
+      } else {
+        ptx::wgmma_wait<0>();
+      }
+      join_scores<Traits>(chunk + 1, odd, s);
+    }
+  }
+}
+
 /// Logits in log2 units become cap * tanh(logit / cap); tanh(y) = 1 - 2 / (1 + 2^(2 y log2 e)).
 template <class Traits>
-__device__ __forceinline__ void apply_softcap(const Parameters& p, const RowInfo* rows, float (&s)[Traits::kTile / 2]) {
-  const float inward[2] = {rows[0].scale * p.softcap_inward, rows[8].scale * p.softcap_inward};
+__device__ __forceinline__ void apply_softcap(const Parameters& p, const RowInfo* rows, float (&s)[Traits::kScores]) {
+  float inward[Traits::kThreadRows];
 #pragma unroll
-  for (int i = 0; i < Traits::kTile / 2; ++i) {
-    const float x = s[i] * inward[i % 4 / 2];
+  for (int i = 0; i < Traits::kThreadRows; ++i) inward[i] = rows[8 * i].scale * p.softcap_inward;
+#pragma unroll
+  for (int i = 0; i < Traits::kScores; ++i) {
+    const float x = s[i] * inward[Traits::thread_row(i)];
     s[i] = p.softcap_log2 * fmaf(-2.0F, ptx::reciprocal_approx(1.0F + ptx::exp2_approx(x)), 1.0F);
   }
 }
 
 template <class Traits>
-__device__ __forceinline__ void apply_mask(const RowInfo* rows, int tile_token, float (&s)[Traits::kTile / 2]) {
+__device__ __forceinline__ void apply_mask(const RowInfo* rows, int tile_token, float (&s)[Traits::kScores]) {
   const int column = tile_token + static_cast<int>(threadIdx.x) % 4 * 2;
-  const int first[2] = {rows[0].first_key - column, rows[8].first_key - column};
-  const int last[2] = {rows[0].last_key - column, rows[8].last_key - column};
+  int first[Traits::kThreadRows];
+  int last[Traits::kThreadRows];
+#pragma unroll
+  for (int i = 0; i < Traits::kThreadRows; ++i) first[i] = rows[8 * i].first_key - column;
+#pragma unroll
+  for (int i = 0; i < Traits::kThreadRows; ++i) last[i] = rows[8 * i].last_key - column;
 #pragma unroll
   for (int j = 0; j < Traits::kTile / 8; ++j) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
+    for (int e = 0; e < 2 * Traits::kThreadRows; ++e) {
       const int key = 8 * j + e % 2;
-      if (key < first[e / 2] || key >= last[e / 2]) s[4 * j + e] = -INFINITY;
+      if (key < first[e / 2] || key >= last[e / 2]) s[Traits::place(j, 0) + e] = -INFINITY;
     }
   }
 }
@@ -76,14 +129,16 @@ __device__ __forceinline__ void apply_mask(const RowInfo* rows, int tile_token, 
 /// Moves the running maximum, and the sums with it. `factor`: what O is multiplied by; `offset`: exponent of P is
 /// S * scale + offset.
 template <class Traits>
-__device__ __forceinline__ void advance_maximum(const float (&scale)[2], const float (&s)[Traits::kTile / 2],
-                                                RowState<Traits>& state, float (&factor)[2], float (&offset)[2]) {
+__device__ __forceinline__ void advance_maximum(const float (&scale)[Traits::kThreadRows],
+                                                const float (&s)[Traits::kScores], RowState<Traits>& state,
+                                                float (&factor)[Traits::kThreadRows],
+                                                float (&offset)[Traits::kThreadRows]) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float chains[2] = {s[2 * i], s[2 * i + 4]};  // two chains of maxima: half the latency
+  for (int i = 0; i < Traits::kThreadRows; ++i) {
+    float chains[2] = {s[Traits::place(0, i)], s[Traits::place(1, i)]};  // two chains of maxima: half the latency
 #pragma unroll
     for (int j = 0; j < Traits::kTile / 8; ++j) {
-      chains[j % 2] = fmaxf(chains[j % 2], fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
+      chains[j % 2] = fmaxf(chains[j % 2], fmaxf(s[Traits::place(j, i)], s[Traits::place(j, i) + 1]));
     }
     float top = fmaxf(chains[0], chains[1]);
     top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
@@ -99,21 +154,28 @@ __device__ __forceinline__ void advance_maximum(const float (&scale)[2], const f
 
 /// P of the 16 tokens from 16 * group on: adds it up and leaves it in E4M3 as half of an A operand.
 template <class Traits>
-__device__ __forceinline__ void exponentiate(const float (&scale)[2], const float (&offset)[2], int group,
-                                             const float (&s)[Traits::kTile / 2], float (&sum)[2],
-                                             uint32_t& first_codes, uint32_t& second_codes) {
-  float p[8];
+__device__ __forceinline__ void exponentiate(const float (&scale)[Traits::kThreadRows],
+                                             const float (&offset)[Traits::kThreadRows], int group,
+                                             const float (&s)[Traits::kScores], uint32_t low_part_mask,
+                                             float (&sum)[Traits::kThreadRows], uint32_t& first_codes,
+                                             uint32_t& second_codes) {
+  constexpr int kCount = 4 * Traits::kThreadRows;
+  float p[kCount];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int row = i % 4 / 2;
-    p[i] = ptx::exp2_approx(fmaf(s[8 * group + i], scale[row], offset[row]));
+  for (int i = 0; i < kCount; ++i) {
+    const int row = Traits::thread_row(i);
+    p[i] = ptx::exp2_approx(fmaf(s[kCount * group + i], scale[row], offset[row]));
   }
-  sum[0] += p[0] + p[1];
-  sum[1] += p[2] + p[3];
-  sum[0] += p[4] + p[5];
-  sum[1] += p[6] + p[7];
-  first_codes = ptx::to_e4m3x4(p[0], p[1], p[4], p[5]);
-  second_codes = ptx::to_e4m3x4(p[2], p[3], p[6], p[7]);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) sum[Traits::thread_row(i)] += p[i] + p[i + 1];
+  if constexpr (Traits::kSplit) {
+    const SplitCodes codes = split_e4m3x4(p[0], p[1], p[2], p[3], low_part_mask);
+    first_codes = codes.high;
+    second_codes = codes.low;
+  } else {
+    first_codes = ptx::to_e4m3x4(p[0], p[1], p[4], p[5]);
+    second_codes = ptx::to_e4m3x4(p[2], p[3], p[6], p[7]);
+  }
 }
 
 /// O = O * factor + P V, a chunk of columns a step, each into a fresh accumulator; `release` is called when V has been
@@ -126,7 +188,8 @@ class ValueSteps {
         codes_(codes) {}
 
   template <class Release>
-  __device__ __forceinline__ void run(const float (&factor)[2], float (&out)[Traits::kHeadDim / 2], Release release) {
+  __device__ __forceinline__ void run(const float (&factor)[Traits::kThreadRows], float (&out)[Traits::kOutputs],
+                                      Release release) {
     static_for<Traits::kBuffers>([&](auto chunk) { issue(chunk); });
     static_for<Traits::kChunks>([&](auto chunk) {
       constexpr int kChunk = decltype(chunk)::value;
@@ -161,14 +224,19 @@ class ValueSteps {
   }
 
   template <int kChunk>
-  __device__ __forceinline__ void add(std::integral_constant<int, kChunk> /*chunk*/, const float (&factor)[2],
-                                      float (&out)[Traits::kHeadDim / 2]) {
+  __device__ __forceinline__ void add(std::integral_constant<int, kChunk> /*chunk*/,
+                                      const float (&factor)[Traits::kThreadRows], float (&out)[Traits::kOutputs]) {
     auto& x = accumulator<kChunk>();
     ptx::pin(x);
 #pragma unroll
-    for (int i = 0; i < Traits::chunk_width(kChunk) / 2; ++i) {
-      float& o = out[Traits::chunk_begin(kChunk) / 2 + i];
-      o = fmaf(o, factor[i % 4 / 2], x[i]);
+    for (int i = 0; i < Traits::chunk_width(kChunk) / 4 * Traits::kThreadRows; ++i) {
+      float& o = out[Traits::chunk_begin(kChunk) / 4 * Traits::kThreadRows + i];
+      if constexpr (Traits::kSplit) {
+        const int high = i / 2 * 4 + i % 2;
+        o = fmaf(o, factor[0], join_parts(x[high], x[high + 2]));
+      } else {
+        o = fmaf(o, factor[Traits::thread_row(i)], x[i]);
+      }
     }
   }
 
@@ -197,7 +265,9 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
   };
   const bool capped = p.softcap_log2 > 0.0F;  // what the softcap leaves is in log2 units
-  const float scale[2] = {capped ? 1.0F : rows[0].scale, capped ? 1.0F : rows[8].scale};
+  float scale[Traits::kThreadRows];
+#pragma unroll
+  for (int i = 0; i < Traits::kThreadRows; ++i) scale[i] = capped ? 1.0F : rows[8 * i].scale;
   const uint32_t query_low = ptx::descriptor_low(query, 128);
   const int first = own.first;
   const int last = own.last;
@@ -205,10 +275,12 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
     for (; tile < end; ++tile) {
       wait_for_turn<Traits>(warpgroup);
       pass_turn<Traits>(warpgroup);
-      // A slot is given back only after it was filled, or the load warp would be a round ahead.
+      // A slot is given back only after every lane saw it filled, or the load warp would be a round ahead of some.
       ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[slot.slot]), slot.parity);
+      __syncwarp();
       release(shared.key_empty[slot.slot]);
       ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[slot.slot]), slot.parity);
+      __syncwarp();
       release(shared.value_empty[slot.slot]);
       slot.advance();
     }
@@ -217,24 +289,22 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
   skip_to(item.block.tile_begin, first < last ? first : tile_end);
 #pragma unroll 1
   for (int tile = first; tile < last; ++tile) {
-    float s[Traits::kTile / 2];
+    float s[Traits::kScores];
     wait_for_turn<Traits>(warpgroup);
     ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[slot.slot]), slot.parity);
-    issue_scores<Traits>(query_low, slot.slot, s);
-    ptx::wgmma_wait<0>();
-    ptx::pin(s);
+    compute_scores<Traits>(query_low, slot.slot, s);
     release(shared.key_empty[slot.slot]);
     pass_turn<Traits>(warpgroup);
 
     if (capped) apply_softcap<Traits>(p, rows, s);
     if (tile < own.full_first || tile >= own.full_last) apply_mask<Traits>(rows, tile * Traits::kTile, s);
-    float factor[2];
-    float offset[2];
+    float factor[Traits::kThreadRows];
+    float offset[Traits::kThreadRows];
     advance_maximum<Traits>(scale, s, state, factor, offset);
     uint32_t codes[Traits::kTile / 32][4];
 #pragma unroll
     for (int group = 0; group < Traits::kTile / 16; ++group) {
-      exponentiate<Traits>(scale, offset, group, s, state.sum, codes[group / 2][group % 2 * 2],
+      exponentiate<Traits>(scale, offset, group, s, p.low_part_mask, state.sum, codes[group / 2][group % 2 * 2],
                            codes[group / 2][group % 2 * 2 + 1]);
     }
     ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[slot.slot]), slot.parity);

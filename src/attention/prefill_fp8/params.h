@@ -13,6 +13,7 @@ namespace quaver::prefill_fp8 {
 
 using combine::Descale;
 using combine::Output;
+using combine::Partials;
 using combine::RowStrides;
 
 struct Parameters {
@@ -34,6 +35,8 @@ struct Parameters {
   int group = 1;  ///< query heads of one kv head
   schedule::BlockListView work{};
   Output output{};
+  Partials partials{};           ///< of items that are parts of a block
+  uint32_t low_part_mask = ~0U;  ///< of the `split` instances: all ones; 0 makes them compute `single`
 };
 
 }  // namespace quaver::prefill_fp8

@@ -1,5 +1,5 @@
-// Q of the next item in shared memory, made by three warps beside the math warpgroups: BF16 rows become E4M3 with one
-// power-of-two scale a row.
+// Q of the next item in shared memory, made by three warps beside the math warpgroups: BF16 rows become E4M3, or hi and
+// lo/16 both in E4M3, with one power-of-two scale a row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -36,6 +36,29 @@ __device__ __forceinline__ uint2 quantize(const uint4& values, float factor) {
                     ptx::to_e4m3x4(c.x * factor, c.y * factor, d.x * factor, d.y * factor));
 }
 
+/// Sixteen columns of a row to shared memory.
+template <class Traits>
+__device__ __forceinline__ void store_codes(const uint4& first, const uint4& second, float factor,
+                                            uint32_t low_part_mask, uint8_t* destination) {
+  if constexpr (Traits::kSplit) {
+    SplitCodes codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4& values = i < 2 ? first : second;
+      const float2 ab = to_float2(i % 2 == 0 ? values.x : values.z);
+      const float2 cd = to_float2(i % 2 == 0 ? values.y : values.w);
+      codes[i] = split_e4m3x4(ab.x * factor, ab.y * factor, cd.x * factor, cd.y * factor, low_part_mask);
+    }
+    *reinterpret_cast<uint4*>(destination) = make_uint4(codes[0].high, codes[1].high, codes[2].high, codes[3].high);
+    *reinterpret_cast<uint4*>(destination + 8 * Traits::kHeadDim) =
+        make_uint4(codes[0].low, codes[1].low, codes[2].low, codes[3].low);
+  } else {
+    const uint2 low = quantize(first, factor);
+    const uint2 high = quantize(second, factor);
+    *reinterpret_cast<uint4*>(destination) = make_uint4(low.x, low.y, high.x, high.y);
+  }
+}
+
 /// Logits in log2 units of an S that was made with Q divided by `query_scale`.
 __device__ __forceinline__ float logit_scale(const Parameters& p, const Item& item, float query_scale) {
   float scale = p.scale_log2 * query_scale;
@@ -48,14 +71,14 @@ template <class Traits>
 __device__ __forceinline__ void write_tiles(const Parameters& p, const Item& item, int warpgroup,
                                             QueryInfo<Traits>& info) {
   const schedule::RowBlock& block = item.block;
-  const schedule::TokenRange tokens =
-      schedule::row_tokens(p.group, block.query_len, block.first_row + warpgroup * 64, 64);
+  const schedule::TokenRange tokens = schedule::row_tokens(
+      p.group, block.query_len, block.first_row + warpgroup * Traits::kWarpgroupRows, Traits::kWarpgroupRows);
   const tiles::TileRange range = tiles::tile_range(
       tiles::visible_keys(p.mask, block.kv_len, block.query_len, tokens.first, tokens.last), Traits::kTile);
-  info.tiles[warpgroup] = {.first = static_cast<int>(range.first),
+  info.tiles[warpgroup] = {.first = max(static_cast<int>(range.first), block.tile_begin),
                            .full_first = static_cast<int>(range.full_first),
                            .full_last = static_cast<int>(range.full_last),
-                           .last = static_cast<int>(range.last)};
+                           .last = min(static_cast<int>(range.last), block.tile_end)};
 }
 
 /// One Q warp's share of an item: eight rows at a time, four lanes a row, 16 columns a lane and step. The second pass
@@ -95,13 +118,13 @@ __device__ __forceinline__ void load_query(const Parameters& p, const Item& item
                                     .first_key = static_cast<int>(keys.first),
                                     .last_key = static_cast<int>(keys.last)};
     }
-    uint8_t* destination = query + rows * Traits::kHeadDim + first_column * 8 + lane / 4 * 16;
+    uint8_t* destination =
+        query + rows * (2 / Traits::kThreadRows) * Traits::kHeadDim + first_column * 8 + lane / 4 * 16;
 #pragma unroll 2
     for (int i = 0; i < kSteps; ++i) {
       if (first_column + 64 * i >= Traits::kHeadDim) break;
-      const uint2 low = quantize(__ldg(source + 8 * i), factor);
-      const uint2 high = quantize(__ldg(source + 8 * i + 1), factor);
-      *reinterpret_cast<uint4*>(destination + i * 512) = make_uint4(low.x, low.y, high.x, high.y);
+      store_codes<Traits>(__ldg(source + 8 * i), __ldg(source + 8 * i + 1), factor, p.low_part_mask,
+                          destination + i * 512);
     }
   }
   ptx::fence_proxy_async_shared();

@@ -14,19 +14,20 @@ inline constexpr int kItemSlots = 4;
 /// it keeps the compiler from recomputing the base in front of every WGMMA; the kernel checks it.
 inline constexpr uint32_t kSharedBase = 1024;
 
-/// What differs between head dims.
+/// What differs between head dims and precisions.
 struct PrefillConfig {
-  int warpgroups;       ///< math warpgroups, 64 query rows each
+  int warpgroups;       ///< math warpgroups: 64 query rows each in `single`, 32 in `split`
   int stages;           ///< K tiles, and as many V tiles, in shared memory
   int value_chunk;      ///< columns of even PV steps ...
   int odd_value_chunk;  ///< ... and of odd ones, in a second accumulator; 0: one accumulator
   int math_registers;
   int load_registers;
+  int query_buffers = 2;  ///< 1: Q of the next item is made after the last tile of this one
 };
 
 /// Two warpgroups alternate between tensor core and softmax; where O leaves room for a third one, it gains 3 to 5 %.
 /// A second PV accumulator hides its FP32 update; 64 + 32 columns are what 232 registers hold beside 128 of O.
-[[nodiscard]] constexpr PrefillConfig prefill_config(int head_dim) {
+[[nodiscard]] constexpr PrefillConfig single_config(int head_dim) {
   switch (head_dim) {
     case 64: return {3, 8, 64, 0, 152, 56};
     case 96: return {3, 6, 96, 0, 152, 56};
@@ -36,20 +37,50 @@ struct PrefillConfig {
   }
 }
 
-template <int kHeadDim_>
+/// Half as many rows leave half of O's registers: a third warpgroup up to 192 columns, two whole PV accumulators.
+[[nodiscard]] constexpr PrefillConfig split_config(int head_dim) {
+  switch (head_dim) {
+    case 64: return {3, 8, 64, 0, 152, 56};
+    case 96: return {3, 6, 96, 0, 152, 56};
+    case 128: return {3, 5, 64, 64, 152, 56};
+    case 192: return {3, 3, 64, 64, 152, 56};
+    case 256: return {2, 2, 64, 64, 224, 56};
+    default: return {2, 2, 64, 64, 224, 56, 1};
+  }
+}
+
+/// `split` holds a query row in two rows of the M = 64 WGMMA, hi in row 16w + g and lo in row 16w + g + 8 of warp w, as
+/// the decode kernel does: hi + lo/16 is one FMA inside a thread, and P has its two rows where Q has them.
+template <int kHeadDim_, bool kSplit_>
 struct PrefillTraits {
-  static constexpr PrefillConfig kConfig = prefill_config(kHeadDim_);
+  static constexpr bool kSplit = kSplit_;
+  static constexpr PrefillConfig kConfig = kSplit ? split_config(kHeadDim_) : single_config(kHeadDim_);
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kTile = tiles::kv_tile(tiles::KernelFamily::kPrefill, kHeadDim);
   static constexpr int kWarpgroups = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
-  static constexpr int kRows = 64 * kWarpgroups;  ///< of an item
+  static constexpr int kThreadRows = kSplit ? 1 : 2;           ///< query rows that a thread holds
+  static constexpr int kWarpgroupRows = 32 * kThreadRows;      ///< query rows of a warpgroup
+  static constexpr int kRows = kWarpgroupRows * kWarpgroups;   ///< of an item
+  static constexpr int kScores = kTile / 4 * kThreadRows;      ///< of a thread, in a tile
+  static constexpr int kOutputs = kHeadDim / 4 * kThreadRows;  ///< of a thread
   static constexpr int kMathThreads = 128 * kWarpgroups;
   static constexpr int kThreads = kMathThreads + 128;  ///< the last warpgroup loads
   static constexpr int kMathWarps = 4 * kWarpgroups;
   static constexpr int kQueryWarps = 3;
   static constexpr int kMathRegisters = kConfig.math_registers;
   static constexpr int kLoadRegisters = kConfig.load_registers;
+
+  /// `split` adds QK accumulators up in FP32 every 128 columns from head dim 256 on: the tensor core keeps 13 fraction
+  /// bits, which shows on peaked data (docs/numerics.md).
+  static constexpr int kScoreChunk = kSplit && kHeadDim >= 256 ? 128 : kHeadDim;
+  static constexpr int kScoreChunks = kHeadDim / kScoreChunk;
+
+  /// A thread's registers of S and O: two columns of each of its rows, then those 8 columns further.
+  [[nodiscard]] static constexpr int thread_row(int i) { return i % (2 * kThreadRows) / 2; }
+  [[nodiscard]] static constexpr int place(int eight_columns, int thread_row) {
+    return 2 * kThreadRows * eight_columns + 2 * thread_row;
+  }
 
   /// PV steps over the columns of O.
   [[nodiscard]] static constexpr int chunk_width(int chunk) {
@@ -68,16 +99,17 @@ struct PrefillTraits {
   static constexpr int kChunks = count_chunks();
   static constexpr int kBuffers = kConfig.odd_value_chunk > 0 ? 2 : 1;
 
-  // Shared memory: two Q blocks, the K ring, the V ring, the state. Addresses are constants.
-  static constexpr int kQueryBytes = kRows * kHeadDim;
+  // Shared memory: one or two Q blocks, the K ring, the V ring, the state. Addresses are constants.
+  static constexpr int kQueryBuffers = kConfig.query_buffers;
+  static constexpr int kQueryBytes = 64 * kWarpgroups * kHeadDim;
   static constexpr int kTileBytes = kTile * kHeadDim;
   static constexpr uint32_t kQuery = kSharedBase;
-  static constexpr uint32_t kKeys = kQuery + 2 * kQueryBytes;
+  static constexpr uint32_t kKeys = kQuery + kQueryBuffers * kQueryBytes;
   static constexpr uint32_t kValues = kKeys + kStages * kTileBytes;
   static constexpr uint32_t kState = kValues + kStages * kTileBytes;
 
   static_assert(chunk_begin(kChunks) == kHeadDim, "PV steps cover the columns");
-  static_assert(kTile == 128, "a tile is one m64n128 step wide");
+  static_assert(kTile == 64 || kTile == 128, "a tile is one m64n64 or m64n128 step wide");
   static_assert(kMathRegisters * kWarpgroups + kLoadRegisters <= 65536 / kThreads / 8 * 8 * (kWarpgroups + 1),
                 "setmaxnreg moves registers only inside what the launch allocated; asking for more hangs");
 };
@@ -95,7 +127,7 @@ struct RowInfo {
   int last_key;  ///< visible keys: [first_key, last_key)
 };
 
-/// tiles::TileRange of the 64 rows of a math warpgroup, in 32 bits.
+/// tiles::TileRange of the rows of a math warpgroup, in 32 bits.
 struct WarpgroupTiles {
   int first;
   int full_first;
@@ -118,15 +150,18 @@ struct SharedState {
   uint64_t value_full[Traits::kStages];
   uint64_t value_empty[Traits::kStages];
   uint64_t value_edge;  ///< a V tile that the load warp has to clean has landed
-  uint64_t query_full[2];
-  uint64_t query_empty[2];
+  uint64_t query_full[Traits::kQueryBuffers];
+  uint64_t query_empty[Traits::kQueryBuffers];
   uint64_t item_full[kItemSlots];
   uint64_t item_empty[kItemSlots];
   Item items[kItemSlots];
-  QueryInfo<Traits> query[2];
+  QueryInfo<Traits> query[Traits::kQueryBuffers];
 };
 
 template <class Traits>
 inline constexpr int kSharedBytes = static_cast<int>(Traits::kState - kSharedBase + sizeof(SharedState<Traits>));
+
+/// What a CTA can have of the 228 KB of an SM.
+inline constexpr int kMaxSharedBytes = 227 * 1024;
 
 }  // namespace quaver::prefill_fp8

@@ -19,7 +19,7 @@ struct BlockShape {
   int min_rows = 1;  ///< sequences with fewer rows a kv head belong to another kernel
 };
 
-/// One block, ready to be worked on. Read in 16-byte words.
+/// One block, or a part of its keys, ready to be worked on. Read in 16-byte words.
 struct alignas(16) RowBlock {
   int sequence;
   int first_row;
@@ -27,8 +27,15 @@ struct alignas(16) RowBlock {
   int query_len;
   int kv_len;
   int first_key;   ///< lowest key that any query token of the sequence sees; table entries left of it are not read
-  int tile_begin;  ///< KV tiles that some row of the block sees, absolute
+  int tile_begin;  ///< KV tiles that some row of the block sees, absolute; of them this part's
   int tile_end;
+  int part;  ///< which part of the block's keys this is …
+  int num_parts;
+  int first_slot;  ///< … and where the parts of kv head 0 go
+
+  [[nodiscard]] QUAVER_HD constexpr int num_tiles() const { return tile_end - tile_begin; }
+  /// Slot of the first part of a kv head; the other parts follow.
+  [[nodiscard]] QUAVER_HD constexpr int head_slot(int head) const { return first_slot + head * num_parts; }
 };
 
 [[nodiscard]] QUAVER_HD constexpr int num_row_blocks(const BlockShape& shape, int query_len) {
@@ -61,7 +68,21 @@ struct TokenRange {
           .kv_len = kv_len,
           .first_key = static_cast<int>(all.any.first),
           .tile_begin = static_cast<int>(range.first),
-          .tile_end = static_cast<int>(range.last)};
+          .tile_end = static_cast<int>(range.last),
+          .part = 0,
+          .num_parts = 1,
+          .first_slot = 0};
+}
+
+/// Part `part` of a whole block.
+[[nodiscard]] QUAVER_HD constexpr RowBlock block_part(const RowBlock& whole, int part, int num_parts, int first_slot) {
+  RowBlock block = whole;
+  block.tile_begin = whole.tile_begin + static_cast<int>(tiles::even_cut(whole.num_tiles(), num_parts, part));
+  block.tile_end = whole.tile_begin + static_cast<int>(tiles::even_cut(whole.num_tiles(), num_parts, part + 1));
+  block.part = part;
+  block.num_parts = num_parts;
+  block.first_slot = first_slot;
+  return block;
 }
 
 }  // namespace quaver::schedule

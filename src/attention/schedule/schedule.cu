@@ -171,8 +171,7 @@ void WorkList::schedule(const ScheduleInput& input, cudaStream_t stream) {
 
 WorkListView WorkList::view() const {
   return {.records = records_.data(),
-          .cuts = cuts_.data(),
-          .num_cuts = counters_.data(),
+          .cuts = {.records = cuts_.data(), .count = counters_.data()},
           .ticket = counters_.data() + 1,
           .max_pieces = static_cast<int>(records_.size())};
 }

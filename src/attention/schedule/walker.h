@@ -3,17 +3,11 @@
 // checks that all pieces together cover every tile of every sequence once.
 #pragma once
 
+#include "attention/schedule/cut_list.h"
 #include "attention/schedule/line_cut.h"
 #include "attention/schedule/sequence_work.h"
 
 namespace quaver::schedule {
-
-/// Slots of the partial results of an item: part k lies in slot first (k = 0) or rest + k.
-struct PartSlots {
-  int first = 0;
-  int rest = 0;
-  [[nodiscard]] QUAVER_HD constexpr int slot(int part) const { return part == 0 ? first : rest + part; }
-};
 
 /// Parts of an item that begins in piece `piece` of `max_pieces`: a piece holds at most one item that began earlier
 /// (slot = piece) and one that ends later (slot = max_pieces + piece).

@@ -26,16 +26,6 @@ struct alignas(16) PieceRecord {
   int page_ids[kRecordPages];  ///< block table entries from the one that holds the first token to load
 };
 
-/// A cut item: what the combine kernel does for it.
-struct alignas(16) CutRecord {
-  int num_parts = 0;
-  int sequence = 0;
-  int head = 0;
-  int query_begin = 0;
-  int rows = 0;
-  PartSlots slots{};
-};
-
 /// What schedule() reads; device memory.
 struct ScheduleInput {
   SequenceLengths lengths{};
@@ -45,9 +35,8 @@ struct ScheduleInput {
 
 struct WorkListView {
   const PieceRecord* records = nullptr;  ///< [max_pieces]
-  const CutRecord* cuts = nullptr;       ///< [max_pieces], the first *num_cuts in use
-  const int* num_cuts = nullptr;
-  int* ticket = nullptr;  ///< pieces taken beyond the first round; 0 between kernels
+  CutListView cuts{};                    ///< at most max_pieces
+  int* ticket = nullptr;                 ///< pieces taken beyond the first round; 0 between kernels
   int max_pieces = 0;
 };
 

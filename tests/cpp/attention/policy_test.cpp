@@ -202,15 +202,19 @@ TEST(Policy, DecodePromotesQkFromHeadDim256) {
   }
 }
 
-TEST(Policy, PrefillPromotesQkInSplitOnly) {
-  AttentionProblem problem = h200(256, 8192);
-  EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
-  EXPECT_FALSE(planned(problem).promote_qk);
-  problem.arch = 0;
-  problem.kernel = Kernel::kCpuEmulated;
+// Prefill's `single` at 256 does not; at 512 one instance serves both precisions.
+TEST(Policy, PrefillPromotesQkFrom256InSplit) {
   for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
-    problem.precision = precision;
-    EXPECT_EQ(planned(problem).promote_qk, precision == Precision::kSplit);
+    for (const int head_dim : {64, 96, 128, 192, 256, 512}) {
+      const bool promotes = head_dim == 512 || (head_dim == 256 && precision == Precision::kSplit);
+      AttentionProblem problem = h200(head_dim, 8192);
+      problem.precision = precision;
+      EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
+      EXPECT_EQ(planned(problem).promote_qk, promotes) << "head dim " << head_dim;
+      problem.arch = 0;
+      problem.kernel = Kernel::kCpuEmulated;
+      EXPECT_EQ(planned(problem).promote_qk, promotes) << "emulated, head dim " << head_dim;
+    }
   }
 }
 
@@ -226,12 +230,25 @@ TEST(Policy, PrefillIsNativeFp8UpTo256) {  // S1, S3
   }
 }
 
-TEST(Policy, PrefillRefusesWhatItHasNoInstanceFor) {
-  EXPECT_EQ(planned(h200(512, 8192)).kernel, Kernel::kGeneral);
-  EXPECT_SAYS(planned(h200(512, 8192)).reason, "not prefill_fp8: head dim 512: expected at most 256");
-  AttentionProblem split = h200(256, 8192);
-  split.precision = Precision::kSplit;
-  EXPECT_SAYS(refused(split), "not prefill_fp8: precision split");
+TEST(Policy, PrefillIsSplitAt512) {  // the source system keeps a BF16 Q there
+  const AttentionPlan plan = planned(h200(512, 8192));
+  EXPECT_EQ(plan.kernel, Kernel::kPrefillFp8);
+  EXPECT_EQ(plan.precision, Precision::kSplit);
+  EXPECT_EQ(plan.kv_tile, 64);
+  EXPECT_SAYS(plan.reason, "Q and P as hi + lo");
+}
+
+TEST(Policy, PrefillTakesEitherPrecisionOnRequest) {
+  for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
+    for (const int head_dim : {64, 96, 128, 192, 256, 512}) {
+      AttentionProblem problem = h200(head_dim, 8192);
+      problem.precision = precision;
+      EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
+      EXPECT_EQ(planned(problem).precision, precision);
+      EXPECT_SAYS(explain(problem), precision == Precision::kSplit ? "split: Q and P as hi + lo/16"
+                                                                   : "single: Q and P in E4M3");
+    }
+  }
 }
 
 // ---- the general kernel
