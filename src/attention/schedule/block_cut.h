@@ -39,7 +39,8 @@ struct BlockTotals {
 template <class CountParts>
 [[nodiscard]] QUAVER_HD constexpr int max_part_tiles(const BlockTotals& totals, int grid, CountParts count_parts) {
   const int64_t share = (totals.tiles * totals.num_kv_heads + grid - 1) / grid;
-  if (share >= totals.longest || kMinPartTiles >= totals.longest) return totals.longest;
+  if (kMinPartTiles >= totals.longest) return kMinPartTiles;
+  if (share >= totals.longest) return totals.longest;
   int low = share > kMinPartTiles ? static_cast<int>(share) : kMinPartTiles;
   if (int64_t{totals.blocks} * totals.num_kv_heads > grid) return low;
   int high = totals.longest;
