@@ -29,17 +29,20 @@ template struct Instance<512>;
 }  // namespace decode_fp8
 
 namespace prefill_fp8 {
-template <int kHeadDim>
-int Instance<kHeadDim>::prepare() {
+template <int kHeadDim, bool kSplit>
+int Instance<kHeadDim, kSplit>::prepare() {
   return 1;
 }
-template <int kHeadDim>
-void Instance<kHeadDim>::launch(const Parameters& /*parameters*/, int /*grid*/, cudaStream_t /*stream*/) {
+template <int kHeadDim, bool kSplit>
+void Instance<kHeadDim, kSplit>::launch(const Parameters& /*parameters*/, int /*grid*/, cudaStream_t /*stream*/) {
   absent("head dim of prefill", kHeadDim);
 }
-template struct Instance<96>;
-template struct Instance<128>;
-template struct Instance<192>;
+template struct Instance<96, false>;
+template struct Instance<96, true>;
+template struct Instance<128, false>;
+template struct Instance<128, true>;
+template struct Instance<192, false>;
+template struct Instance<192, true>;
 }  // namespace prefill_fp8
 
 namespace packed_fp8 {
