@@ -16,8 +16,6 @@
 namespace quaver {
 namespace {
 
-constexpr int64_t kSlotBytes = int64_t{16} << 20;
-
 int64_t stored_row_bytes(const WeightPart& part) {
   return part.source.in_features() * dtype_bytes(part.source.weight.dtype);
 }
@@ -43,8 +41,8 @@ class WeightWriter {
 class CheckpointWriter final : public WeightWriter {
  public:
   CheckpointWriter(std::vector<std::shared_ptr<const MappedFile>> files, const DeviceWeightPlan& plan,
-                   cudaStream_t stream)
-      : files_(std::move(files)), stream_(stream), ring_(slot_bytes(plan), stream) {}
+                   int64_t slot_bytes, cudaStream_t stream)
+      : files_(std::move(files)), stream_(stream), ring_(std::max(slot_bytes, widest_row_bytes(plan)), stream) {}
 
   void write(const PlannedWeight& weight, uint8_t* to) override {
     for (const WeightPart& part : weight.parts) {
@@ -58,10 +56,10 @@ class CheckpointWriter final : public WeightWriter {
   }
 
  private:
-  /// Large enough for any row.
-  static int64_t slot_bytes(const DeviceWeightPlan& plan) {
-    int64_t bytes = kSlotBytes;
-    for_each_weight(plan, [&](const PlannedWeight& weight) { bytes = std::max(bytes, weight.k * 4); });
+  static int64_t widest_row_bytes(const DeviceWeightPlan& plan) {
+    int64_t bytes = 0;
+    for_each_weight(
+        plan, [&](const PlannedWeight& weight) { bytes = std::max(bytes, weight.k * dtype_bytes(DType::kBF16)); });
     return bytes;
   }
 
@@ -256,13 +254,13 @@ void set_notes(DeviceWeights& weights, const ModelWeights& source, const DeviceW
 }  // namespace
 
 DeviceWeights load_device_weights(const std::filesystem::path& directory, const ModelConfig& config,
-                                  KvScalePolicy kv_scales, cudaStream_t stream) {
+                                  KvScalePolicy kv_scales, cudaStream_t stream, int64_t slot_bytes) {
   Checkpoint checkpoint = open_checkpoint(directory);
   const auto files = checkpoint.files;
   const ModelWeights source = load_weights(std::move(checkpoint), config, kv_scales);
   const DeviceWeightPlan plan = plan_device_weights(source, config);
   DeviceWeights weights = allocate(plan);
-  CheckpointWriter writer(files, plan, stream);
+  CheckpointWriter writer(files, plan, slot_bytes, stream);
   write_all(plan, writer, weights, stream);
   set_notes(weights, source, plan);
   return weights;

@@ -31,6 +31,9 @@ struct DeviceLayerWeights {
   float layer_scalar = 1.0F;
 };
 
+/// Of each of the three pinned buffers that a checkpoint goes through.
+inline constexpr int64_t kStagingSlotBytes = int64_t{16} << 20;
+
 struct DeviceWeights {
   std::unique_ptr<DeviceGemm> gemm;   ///< the kernels behind every DeviceLinear: one stream at a time
   const Bf16* embedding = nullptr;    ///< [vocab, hidden]
@@ -43,12 +46,13 @@ struct DeviceWeights {
   DeviceBuffer<uint8_t> memory;    ///< what everything above points into
 };
 
-/// Loads the checkpoint in `directory` onto the current GPU. Matrices go from the mapped files through two small pinned
-/// buffers: the host keeps no copy, and the pages of the files leave the process as they are read. Waits until all is
-/// there. Throws Error naming the tensor and its file for whatever the checkpoint has wrong or the GPU has no product
-/// for, and Error(kOutOfMemory) with the bytes needed and free.
+/// Loads the checkpoint in `directory` onto the current GPU. Matrices go from the mapped files through three small
+/// pinned buffers: the host keeps no copy, and the pages of the files leave the process as they are read. Waits until
+/// all is there. Throws Error naming the tensor and its file for whatever the checkpoint has wrong or the GPU has no
+/// product for, and Error(kOutOfMemory) with the bytes needed and free.
 [[nodiscard]] DeviceWeights load_device_weights(const std::filesystem::path& directory, const ModelConfig& config,
-                                                KvScalePolicy kv_scales, cudaStream_t stream);
+                                                KvScalePolicy kv_scales, cudaStream_t stream,
+                                                int64_t slot_bytes = kStagingSlotBytes);
 
 /// --load-format dummy, made on the GPU: the same values as dummy_weights(), bit for bit.
 [[nodiscard]] DeviceWeights dummy_device_weights(const ModelConfig& config, uint64_t seed, cudaStream_t stream);

@@ -1,0 +1,189 @@
+// One linear layer on the GPU: BF16 through cuBLASLt against exact sums, FP8 through the packed kernel.
+#include "gemm/device_linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "device_input.h"
+#include "gemm_case.h"
+#include "testing/expect_error.h"
+#include "testing/random.h"
+
+namespace quaver::testing {
+namespace {
+
+constexpr Device kGpu{.kind = Device::Kind::kCuda, .index = 0};
+
+DeviceGemm& kernels() {
+  static DeviceGemm gemm(query_device(0));
+  return gemm;
+}
+
+/// -2 … 2: every sum is exact in FP32.
+std::vector<float> integers(int64_t count, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = static_cast<float>(random.below(5) - 2);
+  return values;
+}
+
+DeviceBuffer<Bf16> bf16_rows(const std::vector<float>& values) {
+  std::vector<Bf16> narrow(values.size());
+  std::ranges::transform(values, narrow.begin(), to_bf16);
+  return to_device(narrow);
+}
+
+/// A BF16 product with integers; outputs are poisoned before each run.
+class Bf16Case {
+ public:
+  Bf16Case(int64_t m, int64_t n, int64_t k, uint64_t seed)
+      : m_(m),
+        n_(n),
+        k_(k),
+        x_(integers(m * k, seed)),
+        w_(integers(n * k, seed + 1)),
+        weight_(bf16_rows(w_)),
+        input_(InputKind::kBf16, x_, m, k) {}
+
+  [[nodiscard]] DeviceLinear linear() const {
+    return {kernels(), {.format = WeightFormat::kBf16, .n = n_, .k = k_, .data = weight_.data()}};
+  }
+
+  /// Rows are `stride` elements apart; returns the whole buffer.
+  std::vector<uint8_t> run(DType dtype, int64_t stride, cudaStream_t stream) {
+    DeviceBuffer<uint8_t> buffer(m_ * stride * dtype_bytes(dtype));
+    check_cuda(cudaMemset(buffer.data(), 0xFF, buffer.bytes()), "cudaMemset");
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    TensorView out(buffer.data(), dtype, {m_, n_}, kGpu);
+    out.strides[0] = stride;
+    linear().run(input_.input(), m_, out, stream);
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return to_host(buffer);
+  }
+
+  [[nodiscard]] float expected(int64_t row, int64_t column) const {
+    float sum = 0.0F;
+    for (int64_t i = 0; i < k_; ++i) {
+      sum += x_[static_cast<size_t>(row * k_ + i)] * w_[static_cast<size_t>(column * k_ + i)];
+    }
+    return sum;
+  }
+
+  void expect_exact(DType dtype, int64_t stride) {
+    const std::vector<uint8_t> bytes = run(dtype, stride, nullptr);
+    int wrong = 0;
+    for (int64_t row = 0; row < m_; ++row) {
+      for (int64_t column = 0; column < stride; ++column) {
+        const uint8_t* from = bytes.data() + (row * stride + column) * dtype_bytes(dtype);
+        if (column >= n_) {
+          wrong += std::any_of(from, from + dtype_bytes(dtype), [](uint8_t byte) { return byte != 0xFF; }) ? 1 : 0;
+        } else if (dtype == DType::kF32) {
+          const float exact = expected(row, column);
+          wrong += std::memcmp(from, &exact, sizeof exact) == 0 || exact == 0.0F ? 0 : 1;
+        } else {
+          const Bf16 exact = to_bf16(expected(row, column));
+          wrong += std::memcmp(from, &exact, sizeof exact) == 0 || to_float(exact) == 0.0F ? 0 : 1;
+        }
+      }
+    }
+    EXPECT_EQ(wrong, 0) << dtype_name(dtype) << " m " << m_ << ", n " << n_ << ", k " << k_;
+  }
+
+ private:
+  int64_t m_, n_, k_;
+  std::vector<float> x_, w_;
+  DeviceBuffer<Bf16> weight_;
+  DeviceInput input_;
+};
+
+TEST(DeviceLinearBf16, ExactOnIntegers) {
+  for (const int64_t m : {1, 2, 7, 16, 33, 128}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{8, 8}, {61, 33}, {200, 640}, {97, 160}}) {
+      Bf16Case test(m, n, k, static_cast<uint64_t>(m));
+      test.expect_exact(DType::kF32, n);
+      test.expect_exact(DType::kBF16, n);
+      test.expect_exact(DType::kF32, (n + 11) / 4 * 4);
+    }
+  }
+}
+
+TEST(DeviceLinearBf16, RepeatsBitForBitAndInGraphs) {
+  Bf16Case test(33, 512, 640, 5);
+  const CudaStream stream = make_stream();
+  const std::vector<uint8_t> first = test.run(DType::kBF16, 512, stream.get());
+  EXPECT_EQ(test.run(DType::kBF16, 512, stream.get()), first);
+  const DeviceLinear linear = test.linear();
+  const DeviceInput input(InputKind::kBf16, integers(33 * 640, 5), 33, 640);
+  DeviceBuffer<uint8_t> buffer(33 * 512 * 2);
+  const TensorView out(buffer.data(), DType::kBF16, {33, 512}, kGpu);
+  const CudaGraphExec graph =
+      capture_graph(stream.get(), [&](cudaStream_t s) { linear.run(input.input(), 33, out, s); });
+  for (int launch = 0; launch < 3; ++launch) {
+    check_cuda(cudaMemset(buffer.data(), 0xFF, buffer.bytes()), "cudaMemset");
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check_cuda(cudaGraphLaunch(graph.get(), stream.get()), "cudaGraphLaunch");
+    check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+    EXPECT_EQ(to_host(buffer), first);
+  }
+}
+
+// The packed kernel's own bits, with a scale per token, one for all, and blocks.
+TEST(DeviceLinearFp8, IsThePackedProduct) {
+  struct Kind {
+    packed_fp8::Scaling scaling;
+    bool one_token_scale;
+    WeightFormat format;
+    InputKind input;
+  };
+  using packed_fp8::Scaling;
+  for (const Kind& kind : {Kind{Scaling::kOuter, false, WeightFormat::kOuter, InputKind::kPerToken},
+                           Kind{Scaling::kOuter, true, WeightFormat::kOuter, InputKind::kStatic},
+                           Kind{Scaling::kBlock, false, WeightFormat::kBlock, InputKind::kPerBlock}}) {
+    GemmCase test({.shape = {.m = 19, .n = 136, .k = 300},
+                   .scaling = kind.scaling,
+                   .data = GemmData::kNormal,
+                   .one_token_scale = kind.one_token_scale});
+    const GemmOutput expected = test.run(device_gemm().plan(test.spec().shape, kind.scaling), DType::kF32, nullptr);
+    const auto weight = test.weight();
+    const auto tokens = test.tokens();
+    const DeviceLinear linear(kernels(), {.format = kind.format,
+                                          .n = weight.n,
+                                          .k = weight.k,
+                                          .data = weight.packed,
+                                          .scales = weight.scales,
+                                          .input = kind.input});
+    EXPECT_EQ(linear.input_kind(), kind.input);
+    DeviceBuffer<float> out(19 * 136);
+    const GemmInput input{.packed = const_cast<uint8_t*>(tokens.packed),
+                          .scales = const_cast<float*>(tokens.scales),
+                          .scale_stride = tokens.scale_stride,
+                          .kind = kind.input};
+    linear.run(input, 19, TensorView(out.data(), DType::kF32, {19, 136}, kGpu), nullptr);
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    EXPECT_EQ(to_host(out), expected.values);
+  }
+}
+
+TEST(DeviceLinearLimits, RefusedByName) {
+  const DeviceBuffer<Bf16> weight(64);
+  const auto refused = [](const auto& call, std::initializer_list<std::string_view> parts) {
+    expect_error(call, ErrorKind::kInvalidArgument, parts);
+  };
+  const DeviceMatrix matrix{.format = WeightFormat::kBf16, .n = 8, .k = 8, .data = weight.data()};
+  refused([&] { DeviceLinear(kernels(), {.format = WeightFormat::kBf16, .n = 8, .k = 8}); }, {"device weight [8, 8]"});
+  DeviceMatrix other = matrix;
+  other.input = InputKind::kPerToken;
+  refused([&] { DeviceLinear(kernels(), other); }, {"device weight bf16"});
+  const DeviceLinear linear(kernels(), matrix);
+  const TensorView out(weight.data(), DType::kBF16, {1, 8}, kGpu);
+  refused([&] { linear.run({.kind = InputKind::kStatic}, 1, out, nullptr); }, {"input kind 3", "expected 0"});
+  refused([&] { linear.run({}, 1, out, nullptr); }, {"BF16 tokens"});
+  refused([&] { linear.run({.rows = weight.data()}, -1, out, nullptr); }, {"tokens -1"});
+  refused([&] { linear.run({.rows = weight.data()}, 2, out, nullptr); }, {"out bf16[1, 8]", "[2, 8]"});
+  refused([&] { DeviceLinear().run({}, 1, out, nullptr); }, {"expected a weight"});
+  linear.run({}, 0, out, nullptr);  // nothing to do
+}
+
+}  // namespace
+}  // namespace quaver::testing
