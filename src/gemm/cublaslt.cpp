@@ -1,6 +1,7 @@
 #include "gemm/cublaslt.h"
 
 #include "core/check.h"
+#include "gemm/bf16_product.h"
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
@@ -14,7 +15,6 @@ namespace {
 
 constexpr const char* kLibrary = "libcublasLt.so.13";
 constexpr size_t kWorkspaceBytes = size_t{64} << 20;
-constexpr uint32_t kPointerAlignment = 16;  // of tokens and outputs; the library assumes 256 unless told
 
 void check_lt(cublasStatus_t status, const char* call) {
   check_as(ErrorKind::kCuda, status == CUBLAS_STATUS_SUCCESS, call, ": status ", static_cast<int>(status));
@@ -113,8 +113,8 @@ class Product {
     check_lt(library_.functions.set_desc(desc_, attribute, &value, sizeof(value)), "cublasLtMatmulDescSetAttribute");
   }
 
-  /// False where the library has no algorithm. `alignment`: of tokens and outputs. Parts of K may be added up in FP32
-  /// only with `fp32_parts`.
+  /// False where the library has no algorithm. `alignment`: of tokens and outputs (the library assumes 256). Parts of K
+  /// may be added up in FP32 only with `fp32_parts`.
   [[nodiscard]] bool choose(uint32_t alignment, bool fp32_parts) {
     const Functions& lt = library_.functions;
     cublasLtMatmulPreference_t preference = nullptr;
@@ -189,10 +189,6 @@ void* require_library() {
   return library;
 }
 
-bool is_aligned(const void* pointer, uintptr_t bytes) {
-  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-}
-
 }  // namespace
 
 class CublasLt::Impl {
@@ -204,7 +200,7 @@ class CublasLt::Impl {
     std::unique_ptr<Product>& product = products_[key];
     if (!product) {
       auto chosen = std::make_unique<Product>(library_, shape);
-      check_as(ErrorKind::kUnsupported, chosen->choose(kPointerAlignment, /*fp32_parts=*/true), "BF16 product of ",
+      check_as(ErrorKind::kUnsupported, chosen->choose(kBf16TokenAlignment, /*fp32_parts=*/true), "BF16 product of ",
                shape.m, " tokens with [", shape.n, ", ", shape.k, "]: expected an algorithm in cuBLASLt");
       product = std::move(chosen);
     }
@@ -224,16 +220,8 @@ CublasLt::~CublasLt() = default;
 
 void CublasLt::multiply(const Bf16Weight& weight, const Bf16* x, int64_t m, const TensorView& out,
                         cudaStream_t stream) {
-  check(m >= 0, "tokens ", m, ": expected >= 0");
   if (m == 0) return;
-  check(weight.rows != nullptr && weight.n > 0 && weight.k > 0 && is_aligned(weight.rows, 256), "BF16 weight [",
-        weight.n, ", ", weight.k, "]: expected 256-byte aligned device memory");
-  check(x != nullptr && is_aligned(x, kPointerAlignment), "BF16 tokens: expected 16-byte aligned device memory");
-  check(out.given() && out.rank == 2 && out.dim(0) == m && out.dim(1) == weight.n && out.stride(1) == 1 &&
-            out.stride(0) >= weight.n && is_aligned(out.data, kPointerAlignment),
-        "out ", to_string(out), ": expected 16-byte aligned [", m, ", ", weight.n, "] with dense rows");
-  check(out.dtype == DType::kBF16 || out.dtype == DType::kF32, "out dtype ", dtype_name(out.dtype),
-        ": expected bf16 or f32");
+  check_bf16_product(weight, x, m, out);
   impl_
       ->product({.m = m,
                  .n = weight.n,
