@@ -2,12 +2,12 @@
 // stays in device memory, per slot; tokens go from step to step without the host.
 //
 // A step on one stream: start() of its new slots → fill_feedback() → forward pass → draw() for its logit rows, piece by
-// piece → copies of the results to pinned memory → an event, after which read_draws() makes them a StepResult. No
+// piece → copies of the results to pinned memory → an event, after which
+// read_drawn_rows() (drawn_rows.h) makes them a StepResult. No
 // function waits for the device, except start() where a slot needs memory that no slot before it needed.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "core/cuda.h"
@@ -16,16 +16,6 @@
 #include "ops/cuda/sampling/slot.h"
 
 namespace quaver {
-
-/// What draw() left, in host memory: one entry a logit row of the step. The logprobs may be empty where no row wants
-/// any.
-struct DrawnRows {
-  std::span<const Drawn> drawn;
-  std::span<const DrawnLogprobs> sample_logprobs;
-  std::span<const DrawnLogprobs> target_logprobs;
-};
-/// The step's result; a row with a status other than kOk becomes a Failure with the reason.
-[[nodiscard]] StepResult read_draws(const Step& step, const DrawnRows& rows, int64_t vocab_size);
 
 class DeviceSampler {
  public:
@@ -92,7 +82,7 @@ class DeviceSampler {
   std::vector<DeviceBuffer<uint16_t>> mark_blocks_;
   std::vector<uint16_t*> free_marks_;
   DeviceBuffer<sampling::Slot> slots_;
-  DeviceBuffer<sampling::Kept> kept_;
+  DeviceBuffer<uint64_t> kept_;
   DeviceBuffer<float> chunk_best_;
   DeviceBuffer<uint64_t> chunk_sums_;
 };

@@ -42,6 +42,11 @@ float largest(std::span<const float> logits) {
   return simd::max_lanes(lanes);
 }
 
+/// The lowest id with this logit; the vocabulary's size if there is none.
+int32_t first_of(std::span<const float> logits, float logit) {
+  return static_cast<int32_t>(std::find(logits.begin(), logits.end(), logit) - logits.begin());
+}
+
 bool better(const TokenLogit& a, const TokenLogit& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
@@ -266,10 +271,10 @@ void check_sampling_params(const SamplingParams& params) {
 }
 
 int32_t argmax(std::span<const float> logits) {
-  const auto found = std::find(logits.begin(), logits.end(), largest(logits));
-  check_as(ErrorKind::kInternal, found != logits.end(), "logits: expected at least one number, all ", logits.size(),
-           " are NaN");
-  return static_cast<int32_t>(found - logits.begin());
+  const int32_t token = first_of(logits, largest(logits));
+  check_as(ErrorKind::kInternal, std::cmp_less(token, logits.size()), "logits: expected at least one number, all ",
+           logits.size(), " are NaN");
+  return token;
 }
 
 void best_logits(std::span<const float> logits, int64_t count, std::vector<TokenLogit>& best) {
@@ -315,15 +320,12 @@ int32_t sample_token(const SamplingParams& params, std::span<const float> logits
   const auto check_best = [&](float best) {
     check_as(ErrorKind::kInternal, best > -kInfinity, "logits: expected at least one of ", logits.size(),
              " above -inf and not NaN");
+    return best;
   };
-  if (rule.greedy) {
-    const int32_t token = argmax(logits);
-    check_best(logits[static_cast<size_t>(token)]);
-    return token;
-  }
+  if (rule.greedy) return first_of(logits, check_best(largest(logits)));
   RowDraw row(rule, logits, scratch);
   check_best(row.best());
-  return row.has_weights() ? row.draw(uniform_draw(rule.seed, position)) : argmax(logits);
+  return row.has_weights() ? row.draw(uniform_draw(rule.seed, position)) : first_of(logits, row.best());
 }
 
 double log_of(const WeightSum& row) {

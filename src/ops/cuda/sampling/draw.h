@@ -9,7 +9,7 @@ namespace quaver {
 
 inline constexpr int kMostTopLogprobs = 20;
 
-enum class DrawStatus : int32_t {
+enum class DrawStatus : uint8_t {
   kOk = 0,
   kNoNumber = 1,   ///< no logit is above -inf
   kNotFinite = 2,  ///< log-probabilities are wanted, and a logit is NaN or the largest is infinite
@@ -18,6 +18,7 @@ enum class DrawStatus : int32_t {
 struct Drawn {
   int32_t token = -1;
   DrawStatus status = DrawStatus::kOk;
+  bool has_logprobs = false;  ///< its DrawnLogprobs are written too
 };
 
 /// Of a token, from the logits before bias, penalties and temperature.

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "core/host_device.h"
 #include "ops/sampling.h"
 #include "quaver/engine.h"
 
@@ -15,6 +16,8 @@ inline constexpr uint32_t kBiased = 0x8000;
 inline constexpr uint32_t kForbidden = 0x4000;  ///< by min_tokens
 inline constexpr uint32_t kInPrompt = 0x2000;   ///< where there is a repetition penalty
 inline constexpr uint32_t kCountMask = 0x1FFF;  ///< how often the token was generated, where there is any penalty
+
+static_assert(kCountMask == kMostCounted);
 
 struct Slot {
   DrawRule rule{};
@@ -31,9 +34,14 @@ struct Slot {
   const TokenLogit* biases = nullptr;  ///< by id; those of one id in the order in which they are added
 };
 
-/// What the lowest-cost row needs to know: whether a slot's marks matter for its next token.
+/// Whether marks matter for the slot's next token.
 [[nodiscard]] QUAVER_HD inline bool uses_marks(const Slot& slot) {
   return slot.counts || slot.num_biases > 0 || slot.num_generated < slot.min_tokens;
+}
+
+/// Elements of a slot's marks: whole chunks, so that kernels read them like logits.
+[[nodiscard]] inline int64_t mark_count(int64_t vocab_size) {
+  return (vocab_size + kChunkTokens - 1) / kChunkTokens * kChunkTokens;
 }
 
 struct Mark {
@@ -41,21 +49,15 @@ struct Mark {
   uint32_t bits = 0;
 };
 
-/// Everything of a new slot but its device pointers.
+/// A new slot, all but its device pointers.
 struct SlotSetup {
   Slot slot{};
-  std::vector<Mark> marks;  ///< each id once
-  std::vector<TokenLogit> biases;
+  std::vector<Mark> marks;         ///< each id once
+  std::vector<TokenLogit> biases;  ///< for Slot::biases
 };
 
 /// `tokens`: the prompt, then what was generated before a preemption. Ids outside the vocabulary are left out.
 [[nodiscard]] SlotSetup set_up_slot(const RequestParams& params, std::span<const int32_t> stop_token_ids,
                                     std::span<const int32_t> tokens, int64_t prompt_len, int64_t vocab_size);
-
-/// What top-k, top-p and min-p leave of a row.
-struct Kept {
-  uint64_t cut = 0;    ///< order_of() of the worst token
-  float least = 0.0F;  ///< the least logit
-};
 
 }  // namespace quaver::sampling
