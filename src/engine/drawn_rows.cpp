@@ -41,9 +41,8 @@ StepResult read_drawn_rows(const Step& step, const DrawnRows& rows, int64_t voca
     const Drawn& drawn = rows.drawn[row];
     result.tokens.push_back(drawn.token);
     result.logprobs.emplace_back();
-    if (!is_ok(sample.slot, drawn.status) || !drawn.has_logprobs) continue;
-    const DrawnLogprobs& logprobs = rows.sample_logprobs[row];
-    if (is_ok(sample.slot, logprobs.status)) result.logprobs.back() = logprobs_of(logprobs);
+    const bool ok = is_ok(sample.slot, drawn.status);
+    if (ok && drawn.has_logprobs) result.logprobs.back() = logprobs_of(rows.sample_logprobs[row]);
   }
   return result;
 }

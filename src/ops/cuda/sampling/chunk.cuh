@@ -159,4 +159,20 @@ __device__ __forceinline__ int32_t locate_token(const Chunk& chunk, uint64_t lef
   return token;
 }
 
+/// The best logit of a row and the first chunk that has it, by all threads of a CTA; NaN if a chunk's best is NaN.
+struct RowBest {
+  float logit = 0.0F;
+  int32_t chunk = 0;
+};
+template <int kWarps>
+__device__ __forceinline__ RowBest best_of_row(const float* bests, int chunks, WarpResults<kWarps>& shared) {
+  uint64_t first = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < chunks; i += 32 * kWarps) {
+    const uint64_t order = order_of(__ldcg(bests + i), i);  // a NaN comes before all numbers
+    first = order > first ? order : first;
+  }
+  first = block_max(first, shared);
+  return {.logit = logit_of(static_cast<uint32_t>(first >> 32U)), .chunk = id_of(first)};
+}
+
 }  // namespace quaver::sampling

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(32 * kChunkWarps) quaver_sampling_chunks(const
     const uint64_t sum = sum_of(chunk, kLog2e, weight_exponent(best, kLog2e));
     bool any_nan = false;
 #pragma unroll
-    for (int k = 0; k < kPerLane; ++k) any_nan |= isnan(chunk.logits[k]);
+    for (int k = 0; k < kPerLane; ++k) any_nan |= chunk.logits[k] != chunk.logits[k];
     any_nan = __any_sync(~0U, any_nan ? 1 : 0) != 0;
     if (lane_index() == 0) {
       p.model_chunks.best[place] = any_nan ? NAN : best;

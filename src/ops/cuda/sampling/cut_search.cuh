@@ -130,7 +130,7 @@ class CutSearch {
 
   /// Reads all chunks with a token in [low, high], a warp each. One function for all that is done with them, because
   /// reading is the most code.
-  __device__ __noinline__ void visit(Visit purpose, uint64_t low, uint64_t high) {
+  __device__ __attribute__((noinline)) void visit(Visit purpose, uint64_t low, uint64_t high) {
 #pragma unroll 1
     for (int i = warp_index(); i < p_.chunks; i += kCutWarps) {
       const bool skipped = order_of(s_.best[i]) < low >> 32U || (purpose == Visit::kTie && i != s_.place.item);
@@ -273,6 +273,7 @@ class CutSearch {
       s_.bins.units[bin][thread()] = 0;
       s_.bins.tokens[bin][thread()] = 0;
     }
+    __syncthreads();  // the last edges have been read
     if (thread() < kBins) {
       const auto most = static_cast<uint32_t>(high >> 32U);
       const auto least = static_cast<uint32_t>(low >> 32U);

@@ -23,7 +23,7 @@ struct Drawn {
 
 /// Of a token, from the logits before bias, penalties and temperature.
 struct DrawnLogprobs {
-  DrawStatus status = DrawStatus::kOk;
+  DrawStatus status = DrawStatus::kOk;  ///< of a target
   int32_t token = -1;
   float logit = 0;   ///< the token's
   int32_t rank = 0;  ///< 1: the most probable

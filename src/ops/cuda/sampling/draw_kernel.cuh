@@ -44,20 +44,21 @@ __global__ void __launch_bounds__(32 * kDrawWarps) quaver_sampling_draw(const __
   const float* bests = p.drawn_chunks.best + row * p.chunks;
   const uint64_t* sums = p.drawn_chunks.sums + row * p.chunks;
 
-  uint64_t first_best = 0;  // order of (best logit, chunk)
-  for (int i = static_cast<int>(threadIdx.x); i < p.chunks; i += 32 * kDrawWarps) {
-    const uint64_t order = order_of(__ldcg(bests + i), i);
-    first_best = order > first_best ? order : first_best;
+  const RowBest row_best = best_of_row(bests, p.chunks, shared.results);
+  const float best = row_best.logit;
+  const bool has_logprobs = p.logprobs && slot.logprobs >= 0;
+  DrawStatus status = best > -INFINITY ? DrawStatus::kOk : DrawStatus::kNoNumber;
+  if (has_logprobs && status == DrawStatus::kOk) {
+    const RowBest of_model = best_of_row(p.model_chunks.best + row * p.chunks, p.chunks, shared.results);
+    if (!has_exponent(of_model.logit, kLog2e)) status = DrawStatus::kNotFinite;
   }
-  first_best = block_max(first_best, shared.results);
-  const float best = logit_of(static_cast<uint32_t>(first_best >> 32U));
-  if (!(best > -INFINITY)) {
-    if (threadIdx.x == 0) p.drawn[row] = {.token = -1, .status = DrawStatus::kNoNumber, .has_logprobs = false};
+  if (status != DrawStatus::kOk) {
+    if (threadIdx.x == 0) p.drawn[row] = {.token = -1, .status = status, .has_logprobs = false};
     return;
   }
 
   const bool takes_best = rule.greedy || !has_exponent(best, rule.scale);
-  Place place{.item = id_of(first_best), .left = 0};
+  Place place{.item = row_best.chunk, .left = 0};
   const int32_t exponent = weight_exponent(best, rule.scale);
   if (!takes_best) {
     const auto units = [&](int i) {
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(32 * kDrawWarps) quaver_sampling_draw(const __
     });
   }
   if (lane_index() == 0) {
-    p.drawn[row] = {.token = token, .status = DrawStatus::kOk, .has_logprobs = p.logprobs && slot.logprobs >= 0};
+    p.drawn[row] = {.token = token, .status = DrawStatus::kOk, .has_logprobs = has_logprobs};
     add_token(slot, token);
   }
 }

@@ -63,18 +63,9 @@ __global__ void __launch_bounds__(32 * kLogprobWarps) quaver_sampling_logprobs(c
   const Drawn drawn = of_target ? Drawn{.token = __ldcg(p.targets + row)} : p.drawn[row];
 
   const float* bests = p.model_chunks.best + row * p.chunks;
-  uint64_t first_best = 0;
-  bool finite = drawn.status == DrawStatus::kOk;
-  for (int i = static_cast<int>(threadIdx.x); i < p.chunks; i += 32 * kLogprobWarps) {
-    const float best = __ldcg(bests + i);
-    finite &= !isnan(best);
-    shared.next[i] = order_of(best, i * kChunkTokens);
-    first_best = shared.next[i] > first_best ? shared.next[i] : first_best;
-  }
-  first_best = block_max(first_best, shared.results);
-  const float best = logit_of(static_cast<uint32_t>(first_best >> 32U));
-  if (__syncthreads_and(finite ? 1 : 0) == 0 || !has_exponent(best, kLog2e)) {
-    if (threadIdx.x == 0) result = {.status = DrawStatus::kNotFinite};
+  const float best = best_of_row(bests, p.chunks, shared.results).logit;
+  if (drawn.status != DrawStatus::kOk || !has_exponent(best, kLog2e)) {
+    if (threadIdx.x == 0) result.status = DrawStatus::kNotFinite;
     return;
   }
 
@@ -82,8 +73,10 @@ __global__ void __launch_bounds__(32 * kLogprobWarps) quaver_sampling_logprobs(c
   const float logit = load_model_logit(p, row, drawn.token);
   uint64_t units = 0;
   for (int i = static_cast<int>(threadIdx.x); i < p.chunks; i += 32 * kLogprobWarps) {
-    units += chunk_units(__ldcg(p.model_chunks.sums + row * p.chunks + i), weight_exponent(__ldcg(bests + i), kLog2e),
-                         exponent);
+    const float chunk_best = __ldcg(bests + i);
+    units +=
+        chunk_units(__ldcg(p.model_chunks.sums + row * p.chunks + i), weight_exponent(chunk_best, kLog2e), exponent);
+    shared.next[i] = order_of(chunk_best, i * kChunkTokens);
   }
   uint64_t better = 0;
   for (int i = warp_index(); i < p.chunks; i += kLogprobWarps) {
