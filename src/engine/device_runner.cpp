@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "engine/block_tables.h"
+#include "engine/read_draws.h"
 #include "kv_cache/device_cache.h"
 
 namespace quaver {

@@ -2,8 +2,7 @@
 // stays in device memory, per slot; tokens go from step to step without the host.
 //
 // A step on one stream: start() of its new slots → fill_feedback() → forward pass → draw() for its logit rows, piece by
-// piece → copies of the results to pinned memory → an event, after which
-// read_drawn_rows() (drawn_rows.h) makes them a StepResult. No
+// piece → copies of the results to pinned memory → an event, after which read_draws() makes them a StepResult. No
 // function waits for the device, except start() where a slot needs memory that no slot before it needed.
 #pragma once
 

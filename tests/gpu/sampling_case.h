@@ -11,7 +11,7 @@
 
 #include "device_case.h"
 #include "engine/device_sampler.h"
-#include "engine/drawn_rows.h"
+#include "engine/read_draws.h"
 #include "engine/sampler.h"
 #include "ops/softcap.h"
 #include "testing/expect_error.h"
@@ -186,7 +186,7 @@ class DeviceRows {
     const std::vector<Drawn> drawn = to_host(drawn_);
     const std::vector<DrawnLogprobs> sample_logprobs = to_host(sample_logprobs_);
     const std::vector<DrawnLogprobs> target_logprobs = to_host(target_logprobs_);
-    return read_drawn_rows(step, {drawn, sample_logprobs, target_logprobs}, vocab);
+    return read_draws(step, {drawn, sample_logprobs, target_logprobs}, vocab);
   }
 
  private:

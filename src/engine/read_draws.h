@@ -18,6 +18,6 @@ struct DrawnRows {
 };
 
 /// The step's result. A row with a status other than kOk becomes a Failure that says what the CPU sampler would say.
-[[nodiscard]] StepResult read_drawn_rows(const Step& step, const DrawnRows& rows, int64_t vocab_size);
+[[nodiscard]] StepResult read_draws(const Step& step, const DrawnRows& rows, int64_t vocab_size);
 
 }  // namespace quaver

@@ -1,4 +1,4 @@
-#include "engine/drawn_rows.h"
+#include "engine/read_draws.h"
 
 #include <string>
 
@@ -26,7 +26,7 @@ TokenLogprobs logprobs_of(const DrawnLogprobs& drawn) {
 
 }  // namespace
 
-StepResult read_drawn_rows(const Step& step, const DrawnRows& rows, int64_t vocab_size) {
+StepResult read_draws(const Step& step, const DrawnRows& rows, int64_t vocab_size) {
   StepResult result;
   const auto is_ok = [&](int32_t slot, DrawStatus status) {
     if (status != DrawStatus::kOk) result.failures.push_back({.slot = slot, .reason = reason_of(status, vocab_size)});
