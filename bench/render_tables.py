@@ -150,11 +150,54 @@ def gemm_table() -> str:
     return "\n".join(lines)
 
 
+OPS = (
+    "embed",
+    "norm_quantize",
+    "qkv_append_sliding",
+    "qkv_append_full",
+    "quantize_sliding",
+    "quantize_full",
+    "add_norm_quantize",
+    "geglu_quantize",
+    "final_norm",
+    "rope_table_sliding",
+    "rope_table_full",
+)
+
+
+def ops_table() -> str:
+    path = RESULTS / "h200/ops.json"
+    if not path.exists():
+        return "Not yet run on an H200: all of this folder."
+    report = json.loads(path.read_text(encoding="utf-8"))
+    cases = {(case["name"], case["tokens"]): case for case in report["cases"]}
+    steps = {step["tokens"]: step["ops_ms_a_step"] for step in report["steps"]}
+    lines = [
+        "Microseconds (of a device copy's bytes a second, read and written), and milliseconds of all ops of a step:",
+        "",
+        f"| op | {' | '.join(f'T = {tokens:,}' for tokens in steps)} |",
+        "|---|" + "---|" * len(steps),
+    ]
+    for name in OPS:
+        row = [cases[name, tokens] for tokens in steps]
+        shown = [f"{case['us']:.1f} ({case['pct_copy']:.0f} %)" for case in row]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    lines += [
+        f"| **a step** | {' | '.join(f'**{ms:.2f} ms**' for ms in steps.values())} |",
+        "",
+        f"{report['gpu']}, driver {report['driver']}, commit {report['commit']}; copy ceiling of the same run "
+        f"{report['ceilings']['copy_gbps'] / 1000:.2f} TB/s; in CUDA graphs, {report['idle_ms']} ms idle before each. "
+        "Up to 1,024 tokens the operands lie in L2.",
+    ]
+    return "\n".join(lines)
+
+
 DOCUMENTS = {
     ("README.md", "decode table"): decode_table,
     ("README.md", "prefill table"): prefill_table,
     ("docs/numerics.md", "numerics tables"): numerics_tables,
     ("src/gemm/packed_fp8/README.md", "GEMM table"): gemm_table,
+    ("src/ops/cuda/README.md", "ops table"): ops_table,
 }
 
 

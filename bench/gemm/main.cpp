@@ -11,16 +11,15 @@
 // With --plans all, the best plan of each size of cluster is measured too.
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "attention/device_data.h"
+#include "attention/graph_timer.h"
 #include "core/bf16.h"
 #include "core/e4m3.h"
 #include "gemm/cublaslt.h"
@@ -35,7 +34,6 @@ using packed_fp8::MaxClusters;
 using packed_fp8::Scaling;
 
 constexpr int64_t kPoolBytes = int64_t{1400} << 20;
-constexpr int kRepetitions = 5;
 constexpr Device kGpu{.kind = Device::Kind::kCuda, .index = 0};
 
 struct Product {
@@ -100,30 +98,10 @@ class Bench {
   }
 
  private:
-  /// Median microseconds of one call of `launch(i)` in a graph of `count`.
-  template <class Launch>
-  double graph_us(int count, const Launch& launch) {
-    const CudaGraphExec graph = capture_graph(stream_.get(), [&](cudaStream_t stream) {
-      for (int i = 0; i < count; ++i) launch(i, stream);
-    });
-    check_cuda(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
-    std::this_thread::sleep_for(std::chrono::milliseconds(options_.idle_ms));
-    std::array<float, kRepetitions> times{};
-    check_cuda(cudaGraphLaunch(graph.get(), stream_.get()), "cudaGraphLaunch");
-    for (float& ms : times) {
-      check_cuda(cudaEventRecord(begin_.get(), stream_.get()), "cudaEventRecord");
-      check_cuda(cudaGraphLaunch(graph.get(), stream_.get()), "cudaGraphLaunch");
-      check_cuda(cudaEventRecord(end_.get(), stream_.get()), "cudaEventRecord");
-      check_cuda(cudaEventSynchronize(end_.get()), "cudaEventSynchronize");
-      check_cuda(cudaEventElapsedTime(&ms, begin_.get(), end_.get()), "cudaEventElapsedTime");
-    }
-    std::ranges::sort(times);
-    return 1e3 * static_cast<double>(times[kRepetitions / 2]) / count;
-  }
-
   double read_gbps() {
     DeviceBuffer<uint32_t> sink(4);
-    const double us = graph_us(4, [&](int, cudaStream_t s) { read_all(pool_.data(), kPoolBytes, sink.data(), s); });
+    const double us =
+        timer_.median_us(4, [&](int, cudaStream_t s) { read_all(pool_.data(), kPoolBytes, sink.data(), s); });
     return static_cast<double>(kPoolBytes) / us / 1e3;
   }
 
@@ -144,7 +122,7 @@ class Bench {
                                       .scales = weight_scales_.data()};
     };
     const auto planned_us = [&](const GemmPlan& p) {
-      return graph_us(count, [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, s); });
+      return timer_.median_us(count, [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, s); });
     };
     gemm_.run(plan, weight(0), tokens, out, stream_.get());
     const double error = relative_l2(shape);
@@ -188,7 +166,7 @@ class Bench {
           {.m = shape.m, .n = shape.n, .k = shape.k, .scales = kind.scales, .fast_accumulation = kind.fast},
           token_scales_.data(), weight_scales_.data());
       if (!yardstick) continue;
-      result[kind.name] = graph_us(count, [&](int i, cudaStream_t s) {
+      result[kind.name] = timer_.median_us(count, [&](int i, cudaStream_t s) {
         yardstick->run(pool_.data() + i % buffers * shape.n * shape.k, tokens_.data(), out_.data(), s);
       });
     }
@@ -235,8 +213,7 @@ class Bench {
   packed_fp8::PackedGemm gemm_{device_};
   std::unique_ptr<CublasLt> lt_ = CublasLt::available() ? std::make_unique<CublasLt>() : nullptr;
   CudaStream stream_ = make_stream();
-  CudaEvent begin_ = make_event();
-  CudaEvent end_ = make_event();
+  GraphTimer timer_{stream_.get(), options_.idle_ms};
   int64_t most_tokens_;
   DeviceBuffer<uint8_t> pool_, tokens_;
   DeviceBuffer<Bf16> out_;
