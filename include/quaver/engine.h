@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "quaver/sampling.h"
+#include "quaver/token_span.h"
 
 namespace quaver {
 
@@ -40,6 +41,9 @@ struct Request {
   uint64_t id = 0;  ///< the caller's; unique among live requests
   std::vector<int32_t> prompt{};
   RequestParams params{};
+  /// Images in the prompt, ascending: their tokens see each other in both directions where the model has it so. Each is
+  /// computed in one step, so it has at most prefill_chunk_tokens tokens.
+  std::vector<TokenSpan> spans{};
   std::string cache_salt{};  ///< requests share cached prefixes only under equal salts
 };
 
@@ -104,8 +108,8 @@ class Engine {
   Engine& operator=(Engine&&) = delete;
 
   /// Queues a request. Throws Error(kInvalidArgument) naming the field for a request that can never run (empty prompt,
-  /// ids outside the vocabulary, parameters out of range, prompt + max_tokens beyond max_model_len or the pool, an id
-  /// that is live) and Error(kInternal) with the reason once the engine has failed.
+  /// ids outside the vocabulary, parameters out of range, spans that are none, prompt + max_tokens beyond max_model_len
+  /// or the pool, an id that is live) and Error(kInternal) with the reason once the engine has failed.
   void add(Request request);
 
   /// Ends a request; its pages are free within one step and its last Output says kAbort. Unknown ids are ignored.

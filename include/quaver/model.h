@@ -17,7 +17,9 @@ struct LayerConfig {
   int window = 0;        ///< `sliding_window` keys, the token itself included; 0 on full-attention layers
   int head_dim = 0;      ///< `head_dim`, or `global_head_dim` on Gemma 4's full layers
   int num_kv_heads = 0;  ///< `num_key_value_heads`, or `num_global_key_value_heads`
-  bool k_eq_v = false;   ///< `attention_k_eq_v` on full layers: no v_proj, V is the raw k_proj output
+  /// Tokens of an image see each other: all layers of Gemma 3, the sliding ones of Gemma 4 ("vision").
+  bool bidirectional_spans = false;
+  bool k_eq_v = false;  ///< `attention_k_eq_v` on full layers: no v_proj, V is the raw k_proj output
   double rope_theta = 1e4;
   double rope_factor = 1.0;  ///< linear scaling: inverse frequencies are divided by it
   int rotary_pairs = 0;      ///< pairs that rotate; head_dim/2, or partial_rotary_factor*head_dim/2 ("proportional")

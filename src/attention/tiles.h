@@ -106,6 +106,23 @@ struct VisibleKeys {
   return visible_keys(mask, kv_len, q_len, token, token + 1).any;
 }
 
+/// An image span is a run of query tokens with the same id >= 0; -1 is text. Is `next`, the token after one with `id`,
+/// of the same span?
+[[nodiscard]] QUAVER_HD constexpr bool span_goes_on(int32_t id, int32_t next) {
+  return id >= 0 && next == id;
+}
+
+/// Keys that one token sees under a causal mask whose last query token of the same image span is span_end - 1
+/// (token + 1 for text): later tokens of the span too, so still one range. The window bounds the past only.
+[[nodiscard]] QUAVER_HD constexpr KeyRange visible_keys_in_span(Mask mask, int64_t kv_len, int64_t q_len, int64_t token,
+                                                                int64_t span_end) {
+  const int64_t first = visible_keys(mask, kv_len, q_len, token).first;
+  const int64_t last = kv_len - q_len + span_end;
+  if (last <= 0) return {};
+  // A token left of the first key sees none of its own past; its window begins at key 0.
+  return {.first = first, .last = last < kv_len ? last : kv_len};
+}
+
 // ---- tiles ---------------------------------------------------------------------------------------------------------
 
 /// Tiles of a block of rows; tile t holds the keys [t * tile, (t + 1) * tile).

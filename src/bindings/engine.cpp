@@ -119,8 +119,9 @@ void add(ServingEngine& engine, uint64_t request_id, const std::vector<int64_t>&
          double top_p, double min_p, double repetition_penalty, double presence_penalty, double frequency_penalty,
          uint64_t seed, int64_t max_tokens, int64_t min_tokens, bool ignore_eos,
          const std::vector<int64_t>& stop_token_ids, const std::map<int64_t, float>& logit_bias, int logprobs,
-         int prompt_logprobs, std::string cache_salt) {
-  Request request{.id = request_id, .prompt = {}, .params = {}, .cache_salt = std::move(cache_salt)};
+         int prompt_logprobs, const std::vector<std::pair<int64_t, int64_t>>& spans, std::string cache_salt) {
+  Request request{
+      .id = request_id, .prompt = {}, .params = {}, .spans = token_spans(spans), .cache_salt = std::move(cache_salt)};
   request.prompt.reserve(prompt.size());
   for (const int64_t id : prompt) request.prompt.push_back(engine.token_id("prompt token id", id));
   RequestParams& params = request.params;
@@ -202,7 +203,8 @@ void bind_engine(nb::module_& module) {
            nb::arg("presence_penalty") = 0.0, nb::arg("frequency_penalty") = 0.0, nb::arg("seed") = 0,
            nb::arg("max_tokens") = 16, nb::arg("min_tokens") = 0, nb::arg("ignore_eos") = false,
            nb::arg("stop_token_ids") = std::vector<int64_t>{}, nb::arg("logit_bias") = std::map<int64_t, float>{},
-           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1, nb::arg("cache_salt") = "",
+           nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = -1,
+           nb::arg("spans") = std::vector<std::pair<int64_t, int64_t>>{}, nb::arg("cache_salt") = "",
            "Queues a request (token ids); raises ValueError naming the field of one that can never run")
       .def(
           "abort",

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -73,11 +74,12 @@ std::shared_ptr<AttentionProbe> probe_attention(Generator& generator) {
 
 using FloatRows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;  // owns its memory
 
-FloatRows logits(Generator& generator, const std::vector<int32_t>& tokens, const std::vector<int32_t>& rows) {
+FloatRows logits(Generator& generator, const std::vector<int32_t>& tokens, const std::vector<int32_t>& rows,
+                 const std::vector<std::pair<int64_t, int64_t>>& spans) {
   auto values = std::make_unique<std::vector<float>>();
   {
     const nb::gil_scoped_release release;
-    *values = generator.logits(tokens, rows);
+    *values = generator.logits(tokens, rows, token_spans(spans));
   }
   float* const data = values->data();
   const nb::capsule owner(values.get(), [](void* memory) noexcept { delete static_cast<std::vector<float>*>(memory); });
@@ -131,7 +133,9 @@ void bind_generator(nb::module_& module) {
       .def("probe_attention", &probe_attention, nb::keep_alive<0, 1>(),
            "Measures the attention of the generations that follow; returns the AttentionProbe")
       .def("logits", &logits, nb::arg("tokens"), nb::arg("rows"),
-           "Logits [len(rows), vocab] after each of the tokens `rows`, ascending indices")
+           nb::arg("spans") = std::vector<std::pair<int64_t, int64_t>>{},
+           "Logits [len(rows), vocab] after each of the tokens `rows`, ascending indices; spans: [(first, last)] of "
+           "images, whose tokens see each other")
       .def("token_logprobs", &token_logprobs, nb::arg("tokens"),
            "log P(tokens[i+1] | tokens[0 to i]) for every token but the first")
       .def_prop_ro("config", &Generator::config, nb::rv_policy::reference_internal)

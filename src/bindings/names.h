@@ -1,14 +1,17 @@
-// Words of the command line ↔ enum values.
+// Words of the command line ↔ enum values, and other plain values of Python ↔ those of C++.
 #pragma once
 
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "model/weights.h"
 #include "quaver/attention.h"
 #include "quaver/kv_cache.h"
+#include "quaver/token_span.h"
 
 namespace quaver::bindings {
 
@@ -43,6 +46,14 @@ template <class Values, class NameOf>
   constexpr std::array kAll{KvScalePolicy::kAuto, KvScalePolicy::kOne};
   return by_name("kv scales", name, kAll,
                  [](KvScalePolicy policy) { return policy == KvScalePolicy::kAuto ? "auto" : "one"; });
+}
+
+/// [(first, last)] of images in a prompt.
+[[nodiscard]] inline std::vector<TokenSpan> token_spans(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+  std::vector<TokenSpan> spans;
+  spans.reserve(pairs.size());
+  for (const auto& [first, last] : pairs) spans.push_back({.first = first, .last = last});
+  return spans;
 }
 
 }  // namespace quaver::bindings

@@ -40,6 +40,7 @@ class CpuRunner final : public Runner {
   [[nodiscard]] int64_t num_pages() const noexcept override { return cache_.num_pages(); }
   [[nodiscard]] int64_t vocab_size() const noexcept override { return model_.config().vocab_size; }
   [[nodiscard]] int64_t max_positions() const noexcept override { return model_.config().max_positions; }
+  [[nodiscard]] bool takes_spans() const noexcept override { return true; }
   [[nodiscard]] const CpuModel& model() const noexcept { return model_; }
 
  private:

@@ -179,6 +179,9 @@ void Engine::Impl::check_fits(const Request& request) const {
     check(id >= 0 && id < runner_->vocab_size(), "prompt token id ", id, ": expected 0 to ", runner_->vocab_size() - 1);
   }
   check_request_params(request.params, runner_->vocab_size());
+  check(request.spans.empty() || runner_->takes_spans(), "spans ", request.spans.size(),
+        ": expected none, images are not computed on this device yet");
+  check_request_spans(request.spans, prompt, max_chunk(options_));
   const int64_t max_tokens = request.params.max_tokens;
   check(prompt <= options_.max_model_len && max_tokens <= options_.max_model_len - prompt, "prompt of ", prompt,
         " tokens + max_tokens ", max_tokens, ": expected at most max_model_len ", options_.max_model_len);

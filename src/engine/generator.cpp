@@ -95,27 +95,32 @@ void Generator::check_tokens(std::span<const int32_t> tokens, int64_t new_tokens
 }
 
 std::span<const float> Generator::step(SequencePages& sequence, std::span<const int32_t> tokens,
-                                       std::span<const int32_t> logit_rows) {
+                                       std::span<const int32_t> logit_rows, std::span<const TokenSpan> spans) {
   for (const PageCopy& copy : manager_.append(sequence, static_cast<int64_t>(tokens.size()))) {
     cache_.copy_page(copy.from, copy.to);
   }
   batch_builder_.begin(manager_, batch_);
-  batch_builder_.add(manager_, {.pages = sequence, .tokens = tokens, .logit_rows = logit_rows}, batch_);
+  batch_builder_.add(manager_, {.pages = sequence, .tokens = tokens, .logit_rows = logit_rows, .spans = spans}, batch_);
   return model_.forward(batch_, cache_, observer_);
 }
 
 void Generator::prefill(SequencePages& sequence, std::span<const int32_t> tokens, std::span<const int32_t> rows,
+                        std::span<const TokenSpan> spans,
                         const std::function<void(std::span<const float>, size_t)>& use) {
   size_t next_row = 0;
-  for (size_t begin = 0; begin < tokens.size(); begin += static_cast<size_t>(prefill_chunk_)) {
-    const auto chunk = tokens.subspan(begin, std::min(static_cast<size_t>(prefill_chunk_), tokens.size() - begin));
+  for (size_t begin = 0; begin < tokens.size();) {
+    const auto first = static_cast<int64_t>(begin);
+    const int64_t end = boundary_outside_spans(spans, std::min(first + prefill_chunk_, std::ssize(tokens)));
+    check(end > first, "span at token ", first, ": expected at most prefill_chunk ", prefill_chunk_, " tokens");
+    const auto chunk = tokens.subspan(begin, static_cast<size_t>(end - first));
     std::vector<int32_t> chunk_rows;
     const size_t first_row = next_row;
     while (next_row < rows.size() && static_cast<size_t>(rows[next_row]) < begin + chunk.size()) {
       chunk_rows.push_back(rows[next_row++] - static_cast<int32_t>(begin));
     }
-    const std::span<const float> hidden = step(sequence, chunk, chunk_rows);
+    const std::span<const float> hidden = step(sequence, chunk, chunk_rows, spans);
     if (!chunk_rows.empty()) use(hidden, first_row);
+    begin += chunk.size();
   }
 }
 
@@ -139,7 +144,7 @@ GenerationResult Generator::generate(std::span<const int32_t> prompt, const Gene
   Sampler::Scratch scratch;
   ScopedSequence sequence(manager_);
   const auto last = static_cast<int32_t>(prompt.size()) - 1;
-  prefill(sequence.pages(), prompt, {&last, 1},
+  prefill(sequence.pages(), prompt, {&last, 1}, {},
           [&](std::span<const float> hidden, size_t /*row*/) { model_.logits(hidden, logits.data()); });
 
   Clock::time_point first_token;
@@ -160,7 +165,7 @@ GenerationResult Generator::generate(std::span<const int32_t> prompt, const Gene
     }
     if (static_cast<int64_t>(result.tokens.size()) == params.max_tokens) break;
     const int32_t row = 0;
-    model_.logits(step(sequence.pages(), {&token, 1}, {&row, 1}), logits.data());
+    model_.logits(step(sequence.pages(), {&token, 1}, {&row, 1}, {}), logits.data());
   }
   result.decode_s = seconds_since(first_token);
   if (result.tokens.size() > 1) {
@@ -169,8 +174,10 @@ GenerationResult Generator::generate(std::span<const int32_t> prompt, const Gene
   return result;
 }
 
-std::vector<float> Generator::logits(std::span<const int32_t> tokens, std::span<const int32_t> rows) {
+std::vector<float> Generator::logits(std::span<const int32_t> tokens, std::span<const int32_t> rows,
+                                     std::span<const TokenSpan> spans) {
   check_tokens(tokens, 0);
+  check_spans(spans, std::ssize(tokens));
   check(std::is_sorted(rows.begin(), rows.end()), "logit rows: expected ascending indices");
   for (const int32_t row : rows) {
     check(row >= 0 && static_cast<size_t>(row) < tokens.size(), "logit row ", row, ": expected 0 to ",
@@ -179,7 +186,7 @@ std::vector<float> Generator::logits(std::span<const int32_t> tokens, std::span<
   const auto vocab = static_cast<size_t>(config().vocab_size);
   std::vector<float> result(rows.size() * vocab);
   ScopedSequence sequence(manager_);
-  prefill(sequence.pages(), tokens, rows, [&](std::span<const float> hidden, size_t first_row) {
+  prefill(sequence.pages(), tokens, rows, spans, [&](std::span<const float> hidden, size_t first_row) {
     model_.logits(hidden, result.data() + first_row * vocab);
   });
   return result;
@@ -195,7 +202,7 @@ std::vector<double> Generator::token_logprobs(std::span<const int32_t> tokens) {
   std::vector<double> result(rows.size());
   std::vector<float> logits(std::min(kRows, rows.size()) * vocab);
   ScopedSequence sequence(manager_);
-  prefill(sequence.pages(), tokens, rows, [&](std::span<const float> hidden, size_t first_row) {
+  prefill(sequence.pages(), tokens, rows, {}, [&](std::span<const float> hidden, size_t first_row) {
     const size_t count = hidden.size() / width;
     for (size_t begin = 0; begin < count; begin += kRows) {
       const size_t end = std::min(count, begin + kRows);

@@ -71,7 +71,9 @@ class Generator {
                             const TokenCallback& on_token = {});
 
   /// Logits [rows.size(), vocab] after each of the tokens `rows` (ascending indices), from one chunked prefill.
-  [[nodiscard]] std::vector<float> logits(std::span<const int32_t> tokens, std::span<const int32_t> rows);
+  /// `spans`: images, whose tokens see each other; none longer than prefill_chunk.
+  [[nodiscard]] std::vector<float> logits(std::span<const int32_t> tokens, std::span<const int32_t> rows,
+                                          std::span<const TokenSpan> spans = {});
 
   /// log P(tokens[i+1] | tokens[0 … i]) for i = 0 … size-2.
   [[nodiscard]] std::vector<double> token_logprobs(std::span<const int32_t> tokens);
@@ -92,10 +94,10 @@ class Generator {
   void check_tokens(std::span<const int32_t> tokens, int64_t new_tokens) const;
   /// Appends `tokens` to the sequence and runs them in one pass; hidden states of `logit_rows` (indices into tokens).
   std::span<const float> step(SequencePages& sequence, std::span<const int32_t> tokens,
-                              std::span<const int32_t> logit_rows);
+                              std::span<const int32_t> logit_rows, std::span<const TokenSpan> spans);
   /// Runs `tokens` in chunks; calls use(hidden rows, index of the first of `rows` in it) for each chunk with rows.
   void prefill(SequencePages& sequence, std::span<const int32_t> tokens, std::span<const int32_t> rows,
-               const std::function<void(std::span<const float>, size_t)>& use);
+               std::span<const TokenSpan> spans, const std::function<void(std::span<const float>, size_t)>& use);
 
   CpuModel model_;
   int64_t max_model_len_ = 0;

@@ -30,6 +30,7 @@ struct LiveRequest {
         tokens(std::move(request.prompt)),
         stop_ids(request.params.stop_token_ids),
         params(std::move(request.params)),
+        spans(std::move(request.spans)),
         salt(std::move(request.cache_salt)) {
     if (!params.ignore_eos) stop_ids.insert(stop_ids.end(), eos_token_ids.begin(), eos_token_ids.end());
   }
@@ -51,6 +52,7 @@ struct LiveRequest {
   SequencePages pages;        ///< pages.num_tokens: computed by the steps scheduled so far
 
   RequestParams params;
+  std::vector<TokenSpan> spans;  ///< of the prompt; no chunk ends inside one
   std::string salt;
   uint64_t arrival = 0;  ///< first come, first served
   int64_t num_logprobs_seen = 0;

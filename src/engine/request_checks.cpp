@@ -1,6 +1,7 @@
 #include "engine/request_checks.h"
 
 #include "core/check.h"
+#include "kv_cache/token_spans.h"
 
 namespace quaver {
 namespace {
@@ -30,6 +31,14 @@ void check_request_params(const RequestParams& params, int64_t vocab_size) {
   }
   check_num_logprobs("logprobs", params.logprobs);
   check_num_logprobs("prompt_logprobs", params.prompt_logprobs);
+}
+
+void check_request_spans(std::span<const TokenSpan> spans, int64_t num_tokens, int64_t most) {
+  check_spans(spans, num_tokens);
+  for (const TokenSpan& span : spans) {
+    check(span.last - span.first <= most, "span [", span.first, ", ", span.last, "): expected at most ", most,
+          " tokens, what one step computes of a prompt");
+  }
 }
 
 }  // namespace quaver

@@ -90,6 +90,8 @@ class Runner {
   [[nodiscard]] virtual int64_t num_pages() const noexcept = 0;
   [[nodiscard]] virtual int64_t vocab_size() const noexcept = 0;
   [[nodiscard]] virtual int64_t max_positions() const noexcept = 0;
+  /// Does it read Batch::span_ids?
+  [[nodiscard]] virtual bool takes_spans() const noexcept { return false; }
 };
 
 }  // namespace quaver

@@ -67,7 +67,7 @@ void ScheduledStep::add_chunk(const KvManager& manager, LiveRequest& r, int64_t 
     ++r.num_in_flight;
   }
   const auto tokens = std::span(r.tokens).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
-  builder_.add(manager, {.pages = r.pages, .tokens = tokens, .logit_rows = logit_rows_}, step_.batch);
+  builder_.add(manager, {.pages = r.pages, .tokens = tokens, .logit_rows = logit_rows_, .spans = r.spans}, step_.batch);
   rows_.push_back(row);
 }
 

@@ -74,7 +74,7 @@ void Scheduler::schedule_running(ScheduledStep& step) {
     if (!r.is_running()) return;  // it made room, as did all that are younger
     int64_t count = 1;
     if (r.stage == Stage::kPrefill) {
-      count = std::min({r.prefill_end - r.pages.num_tokens, max_chunk(options_), prefill_budget_});
+      count = next_chunk(r);
       if (count == 0) continue;
     } else {
       decode_.write_back(r);
@@ -111,7 +111,8 @@ void Scheduler::schedule_waiting(ScheduledStep& step) {
     prefilling_.push_back(&r);
     due_.push_back(&r);
     step.start_slot(r);
-    advance(r, std::min({r.prefill_end - r.pages.num_tokens, max_chunk(options_), prefill_budget_}), step);
+    // None where it begins with an image that is larger than the rest of the budget: the next step has room for it.
+    if (const int64_t count = next_chunk(r); count > 0) advance(r, count, step);
   }
 }
 
@@ -126,7 +127,8 @@ bool Scheduler::admit(LiveRequest& r) {
   r.prefill_end = options_.batch_invariant ? r.prompt_len : std::ssize(r.tokens);
   int64_t cached = 0;
   if (r.params.prompt_logprobs < 0) {
-    cached = manager_.match_prefix(r.pages, std::span(r.tokens).first(static_cast<size_t>(r.prefill_end)), r.salt);
+    const auto known = std::span(r.tokens).first(static_cast<size_t>(r.prefill_end));
+    cached = manager_.match_prefix(r.pages, known, r.salt, r.spans);
   }
   r.pages.salt = r.salt;
   if (pages_still_needed(r) > manager_.num_free_pages() - reserved) {
@@ -168,6 +170,13 @@ int64_t Scheduler::pages_still_needed(const LiveRequest& request) const {
   return std::max<int64_t>(0, most - KvManager::num_held_pages(request.pages));
 }
 
+/// Tokens of a prompt that run next, as many as a chunk and the budget allow and not ending inside an image.
+int64_t Scheduler::next_chunk(const LiveRequest& request) const {
+  const int64_t first = request.pages.num_tokens;
+  const int64_t most = std::min({request.prefill_end - first, max_chunk(options_), prefill_budget_});
+  return boundary_outside_spans(request.spans, first + most) - first;
+}
+
 /// Makes room for the next `count` tokens of a running request.
 void Scheduler::advance(LiveRequest& r, int64_t count, ScheduledStep& step) {
   step.copy_pages(manager_.append(r.pages, count));
@@ -177,7 +186,7 @@ void Scheduler::advance(LiveRequest& r, int64_t count, ScheduledStep& step) {
   const int64_t committable =
       std::min(r.pages.num_tokens, options_.batch_invariant ? r.prompt_len : std::ssize(r.tokens));
   if (options_.prefix_caching && committable - r.pages.num_committed >= manager_.plan().largest_page_tokens) {
-    manager_.commit(r.pages, std::span(r.tokens).first(static_cast<size_t>(committable)));
+    manager_.commit(r.pages, std::span(r.tokens).first(static_cast<size_t>(committable)), r.spans);
   }
   if (r.stage != Stage::kPrefill) return;
   prefill_budget_ -= count;

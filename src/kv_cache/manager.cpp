@@ -33,7 +33,8 @@ KvManager::KvManager(CachePlan plan, int64_t num_pages, bool prefix_caching, Pre
   first_page_.push_back(pages);
 }
 
-int64_t KvManager::match_prefix(SequencePages& sequence, std::span<const int32_t> prompt, std::string_view salt) {
+int64_t KvManager::match_prefix(SequencePages& sequence, std::span<const int32_t> prompt, std::string_view salt,
+                                std::span<const TokenSpan> spans) {
   check(sequence.num_tokens == 0, "tokens of the sequence ", sequence.num_tokens, ": expected 0 before a prefix match");
   sequence.tables.assign(plan_.groups.size(), {});
   sequence.num_released.assign(plan_.groups.size(), 0);
@@ -48,13 +49,15 @@ int64_t KvManager::match_prefix(SequencePages& sequence, std::span<const int32_t
   std::vector<int64_t> cached_run(plan_.groups.size(), 0);  // by group: cached tokens without a gap, up to here
   size_t matched = 0;
   PrefixIndex::Link link{};
+  std::vector<int32_t> scratch;
   while (chain.size() < most) {
-    const auto* block = index_.find(link, prompt.subspan(chain.size() * block_tokens, block_tokens), salt);
+    const auto first = static_cast<int64_t>(chain.size() * block_tokens);
+    const auto* block = index_.find(link, block_key(prompt, spans, first, plan_.largest_page_tokens, scratch), salt);
     if (block == nullptr) break;
     chain.push_back(block);
     link = block->link;
     const auto end = static_cast<int64_t>(chain.size() * block_tokens);
-    bool usable = true;
+    bool usable = boundary_outside_spans(spans, end) == end;
     for (size_t g = 0; g < plan_.groups.size(); ++g) {
       for (int i = first_page_[g]; i < first_page_[g + 1]; ++i) {
         const bool cached = block->pages[static_cast<size_t>(i)] >= 0;
@@ -184,20 +187,21 @@ std::vector<int32_t> KvManager::block_pages(const SequencePages& sequence, int64
   return pages;
 }
 
-void KvManager::commit(SequencePages& sequence, std::span<const int32_t> tokens) {
+void KvManager::commit(SequencePages& sequence, std::span<const int32_t> tokens, std::span<const TokenSpan> spans) {
   const auto num_tokens = static_cast<int64_t>(tokens.size());
   check(num_tokens <= sequence.num_tokens, "committed tokens ", num_tokens, ": expected at most the ",
         sequence.num_tokens, " of the sequence");
   if (!prefix_caching_) return;
   const int64_t block_tokens = plan_.largest_page_tokens;
+  std::vector<int32_t> scratch;
   while (sequence.num_committed + block_tokens <= num_tokens) {
     // The last block may be gone when its pages were another sequence's: then the chain is offered anew.
     if (!index_.contains(sequence.committed)) {
       sequence.num_committed = 0;
       sequence.committed = {};
     }
-    const auto block = tokens.subspan(static_cast<size_t>(sequence.num_committed), static_cast<size_t>(block_tokens));
-    const PrefixIndex::Link link = index_.add(sequence.committed, block, sequence.salt,
+    const auto key = block_key(tokens, spans, sequence.num_committed, block_tokens, scratch);
+    const PrefixIndex::Link link = index_.add(sequence.committed, key, sequence.salt,
                                               block_pages(sequence, sequence.num_committed / block_tokens));
     if (link.id == 0) return;
     sequence.committed = link;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kv_cache/prefix_index.h"
+#include "kv_cache/token_spans.h"
 #include "quaver/kv_cache.h"
 
 namespace quaver {
@@ -52,8 +53,10 @@ class KvManager {
 
   /// Gives an empty sequence the pages of the longest cached prefix of `prompt` and returns its tokens: a multiple of
   /// the largest page, less than prompt.size(), so that one token is left to compute. A sliding group must still have
-  /// the last window-1 tokens of it. Throws Error(kInvalidArgument) for a sequence that has tokens.
-  int64_t match_prefix(SequencePages& sequence, std::span<const int32_t> prompt, std::string_view salt = {});
+  /// the last window-1 tokens of it. It never ends inside a span of `spans`, and what it shares was computed with the
+  /// same spans of the same tokens. Throws Error(kInvalidArgument) for a sequence that has tokens.
+  int64_t match_prefix(SequencePages& sequence, std::span<const int32_t> prompt, std::string_view salt = {},
+                       std::span<const TokenSpan> spans = {});
 
   /// True if append() would find its pages.
   [[nodiscard]] bool can_append(const SequencePages& sequence, int64_t num_new) const;
@@ -63,9 +66,9 @@ class KvManager {
   /// Throws Error(kOutOfMemory), with the sequence and the pool unchanged, when pages are short.
   [[nodiscard]] std::vector<PageCopy> append(SequencePages& sequence, int64_t num_new);
 
-  /// Offers the full pages of `tokens` (the sequence from its start, K and V written) to other sequences.
-  /// Throws Error(kInvalidArgument) for more tokens than the sequence has.
-  void commit(SequencePages& sequence, std::span<const int32_t> tokens);
+  /// Offers the full pages of `tokens` (the sequence from its start, K and V written, not ending inside a span of its
+  /// `spans`) to other sequences. Throws Error(kInvalidArgument) for more tokens than the sequence has.
+  void commit(SequencePages& sequence, std::span<const int32_t> tokens, std::span<const TokenSpan> spans = {});
 
   /// Slots (page id * page size + offset) of `count` tokens from `first_token` on, in one group. Throws
   /// Error(kInvalidArgument) for tokens that the sequence does not have or that left the window.

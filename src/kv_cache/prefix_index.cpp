@@ -15,10 +15,10 @@ uint64_t mix(uint64_t state, uint64_t value) {
 
 }  // namespace
 
-uint64_t hash_token_block(uint64_t previous, std::span<const int32_t> tokens, std::string_view salt) {
+uint64_t hash_token_block(uint64_t previous, std::span<const int32_t> key, std::string_view salt) {
   uint64_t hash = mix(previous, salt.size());
   for (const char byte : salt) hash = mix(hash, static_cast<uint8_t>(byte));
-  for (const int32_t token : tokens) hash = mix(hash, static_cast<uint32_t>(token));
+  for (const int32_t value : key) hash = mix(hash, static_cast<uint32_t>(value));
   return hash;
 }
 
@@ -27,37 +27,36 @@ PrefixIndex::PrefixIndex(int tokens_per_block, int64_t num_pages, HashFunction h
   check(tokens_per_block > 0, "tokens of a prefix block ", tokens_per_block, ": expected at least 1");
 }
 
-const PrefixIndex::Block* PrefixIndex::find(Link previous, std::span<const int32_t> tokens,
-                                            std::string_view salt) const {
+const PrefixIndex::Block* PrefixIndex::find(Link previous, std::span<const int32_t> key, std::string_view salt) const {
   const std::string_view own_salt = previous.id == 0 ? salt : std::string_view{};
-  const auto [first, last] = ids_by_hash_.equal_range(hash_(previous.hash, tokens, own_salt));
+  const auto [first, last] = ids_by_hash_.equal_range(hash_(previous.hash, key, own_salt));
   for (auto entry = first; entry != last; ++entry) {
     const Block& block = blocks_.at(entry->second);
-    if (block.previous == previous.id && block.salt == own_salt && std::ranges::equal(block.tokens, tokens)) {
+    if (block.previous == previous.id && block.salt == own_salt && std::ranges::equal(block.key, key)) {
       return &block;
     }
   }
   return nullptr;
 }
 
-PrefixIndex::Link PrefixIndex::add(Link previous, std::span<const int32_t> tokens, std::string_view salt,
+PrefixIndex::Link PrefixIndex::add(Link previous, std::span<const int32_t> key, std::string_view salt,
                                    std::span<const int32_t> pages) {
-  check(static_cast<int>(tokens.size()) == tokens_per_block_, "tokens of a prefix block ", tokens.size(), ": expected ",
+  check(static_cast<int>(key.size()) >= tokens_per_block_, "key of a prefix block ", key.size(), ": expected at least ",
         tokens_per_block_);
   check_as(ErrorKind::kInternal, contains(previous), "prefix block ", previous.id, ": expected it in the index");
   // A page that already stands for another block stays there.
   const auto unclaimed = [&](int32_t page) { return page >= 0 && block_of_page_.at(static_cast<size_t>(page)) == 0; };
   Block* block = nullptr;
-  if (const Block* found = find(previous, tokens, salt)) {
+  if (const Block* found = find(previous, key, salt)) {
     block = &blocks_.at(found->link.id);
   } else {
     if (std::ranges::none_of(pages, unclaimed)) return {};
     const std::string_view own_salt = previous.id == 0 ? salt : std::string_view{};
-    const Link link{.id = next_id_++, .hash = hash_(previous.hash, tokens, own_salt)};
+    const Link link{.id = next_id_++, .hash = hash_(previous.hash, key, own_salt)};
     block = &blocks_[link.id];
     *block = {.link = link,
               .previous = previous.id,
-              .tokens = {tokens.begin(), tokens.end()},
+              .key = {key.begin(), key.end()},
               .salt = std::string(own_salt),
               .pages = std::vector<int32_t>(pages.size(), -1)};
     ids_by_hash_.emplace(link.hash, link.id);

@@ -1,6 +1,6 @@
 // Finds pages by what they hold. The unit is a block: as many tokens as the largest page, with the pages of all cache
 // groups that hold them. Blocks form chains from the start of a sequence; a block is found by a hash chained over its
-// predecessors, and counts as found only if its tokens, its predecessor and the salt are equal, so a collision of
+// predecessors, and counts as found only if its key, its predecessor and the salt are equal, so a collision of
 // hashes can never share pages.
 #pragma once
 
@@ -13,12 +13,13 @@
 
 namespace quaver {
 
-/// Hash of a block, given the hash of its predecessor (0 for the first). The salt is given for the first block only.
-[[nodiscard]] uint64_t hash_token_block(uint64_t previous, std::span<const int32_t> tokens, std::string_view salt);
+/// Hash of a block by its key, given the hash of its predecessor (0 for the first). The salt is given for the first
+/// block only.
+[[nodiscard]] uint64_t hash_token_block(uint64_t previous, std::span<const int32_t> key, std::string_view salt);
 
 class PrefixIndex {
  public:
-  using HashFunction = uint64_t (*)(uint64_t previous, std::span<const int32_t> tokens, std::string_view salt);
+  using HashFunction = uint64_t (*)(uint64_t previous, std::span<const int32_t> key, std::string_view salt);
 
   /// A place in a chain; ids are never used twice. Default: the start of every chain.
   struct Link {
@@ -28,21 +29,21 @@ class PrefixIndex {
 
   struct Block {
     Link link;
-    uint64_t previous = 0;  ///< id of the predecessor; 0: first of its chain
-    int64_t num_next = 0;   ///< blocks that follow this one
-    std::vector<int32_t> tokens;
+    uint64_t previous = 0;       ///< id of the predecessor; 0: first of its chain
+    int64_t num_next = 0;        ///< blocks that follow this one
+    std::vector<int32_t> key;    ///< its tokens; with image spans more, see block_key()
     std::string salt;            ///< of the first block of a chain; empty in the others
     std::vector<int32_t> pages;  ///< in the order of the cache groups; -1: not cached (any more)
   };
 
   PrefixIndex(int tokens_per_block, int64_t num_pages, HashFunction hash);
 
-  /// The block with these tokens after `previous`, or nullptr.
-  [[nodiscard]] const Block* find(Link previous, std::span<const int32_t> tokens, std::string_view salt) const;
+  /// The block with this key after `previous`, or nullptr.
+  [[nodiscard]] const Block* find(Link previous, std::span<const int32_t> key, std::string_view salt) const;
 
   /// Adds the block if it is new; keeps `pages` where it has none yet. Without any page to keep, a new block is not
   /// added and the default Link comes back.
-  Link add(Link previous, std::span<const int32_t> tokens, std::string_view salt, std::span<const int32_t> pages);
+  Link add(Link previous, std::span<const int32_t> key, std::string_view salt, std::span<const int32_t> pages);
 
   /// False once the block has left the index.
   [[nodiscard]] bool contains(Link link) const { return link.id == 0 || blocks_.contains(link.id); }

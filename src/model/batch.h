@@ -22,6 +22,10 @@ struct Batch {
   };
   std::vector<Group> groups;
 
+  /// [T]: image spans as AttentionArgs::span_ids has them, -1 in text; empty: text only. No sequence's part of a batch
+  /// begins or ends inside a span.
+  std::vector<int32_t> span_ids;
+
   std::vector<int32_t> logit_rows;  ///< [L]: tokens whose logits are wanted, ascending
 
   [[nodiscard]] int64_t num_tokens() const noexcept { return static_cast<int64_t>(token_ids.size()); }

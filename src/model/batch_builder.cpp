@@ -12,6 +12,7 @@ void BatchBuilder::begin(const KvManager& manager, Batch& batch) {
   batch.positions.clear();
   batch.query_start.assign(1, 0);
   batch.seq_lens.clear();
+  batch.span_ids.clear();
   batch.logit_rows.clear();
   batch.groups.resize(num_groups_);
   slot_offsets_.resize(num_groups_);
@@ -54,6 +55,7 @@ void BatchBuilder::add(const KvManager& manager, const SequenceStep& step, Batch
   for (int64_t position = length - count; position < length; ++position) {
     batch.positions.push_back(static_cast<int32_t>(position));
   }
+  if (!step.spans.empty() || !batch.span_ids.empty()) add_spans(step.spans, length - count, length, batch);
   const size_t row = batch.seq_lens.size();
   batch.seq_lens.push_back(static_cast<int32_t>(length));
   batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
@@ -68,6 +70,22 @@ void BatchBuilder::add(const KvManager& manager, const SequenceStep& step, Batch
       slots.resize(batch.token_ids.size());
       manager.slots(step.pages, static_cast<int>(g), length - count, count, slots.data() + first_token);
     }
+  }
+}
+
+/// The ids of the last tokens of the batch, positions [first, last) of their sequence.
+void BatchBuilder::add_spans(std::span<const TokenSpan> spans, int64_t first, int64_t last, Batch& batch) {
+  const bool any =
+      std::ranges::any_of(spans, [&](const TokenSpan& span) { return span.first < last && span.last > first; });
+  if (!any && batch.span_ids.empty()) return;
+  batch.span_ids.resize(batch.token_ids.size(), -1);
+  const auto ids = batch.span_ids.end() - (last - first);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const auto& [begin, end] = spans[i];
+    if (end <= first || begin >= last) continue;
+    check(begin >= first && end <= last, "span [", begin, ", ", end, ") in a step of tokens ", first, " to ", last - 1,
+          ": expected a step that holds all of it");
+    std::fill(ids + (begin - first), ids + (end - first), static_cast<int32_t>(i));
   }
 }
 

@@ -16,6 +16,7 @@ struct SequenceStep {
   const SequencePages& pages;             ///< after KvManager::append() made room for `tokens`
   std::span<const int32_t> tokens{};      ///< the last tokens of the sequence, at least one
   std::span<const int32_t> logit_rows{};  ///< indices into `tokens`, ascending
+  std::span<const TokenSpan> spans{};     ///< image spans of the whole sequence; `tokens` cuts none of them
 };
 
 /// Sequences that compute one token each, as arrays over them.
@@ -34,7 +35,7 @@ class BatchBuilder {
   /// Adds the first rows of a step. Which of them want logits is the caller's to note.
   void add(const KvManager& manager, const OneTokenRows& rows, Batch& batch);
   /// Adds a sequence as the next row. It costs least where it was in the batch before. Throws Error(kInvalidArgument)
-  /// for a step without tokens or a logit row outside them.
+  /// for a step without tokens, a logit row outside them or a span that they cut.
   void add(const KvManager& manager, const SequenceStep& step, Batch& batch);
 
  private:
@@ -44,6 +45,7 @@ class BatchBuilder {
     int64_t end = 0;
   };
 
+  static void add_spans(std::span<const TokenSpan> spans, int64_t first, int64_t last, Batch& batch);
   void add_row(Batch& batch);
   void update_row(const KvManager& manager, const SequencePages& pages, size_t row, Batch& batch);
   void widen(size_t group_index, int64_t num_pages, Batch::Group& group) const;

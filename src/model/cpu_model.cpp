@@ -87,6 +87,8 @@ void CpuModel::check_batch(const Batch& batch, const HostKvCache& cache) const {
             std::is_sorted(batch.query_start.begin(), batch.query_start.end()) &&
             batch.query_start.back() == static_cast<int32_t>(num_tokens),
         "batch query_start: expected ", num_sequences + 1, " ascending values from 0 to ", num_tokens);
+  check(batch.span_ids.empty() || batch.span_ids.size() == num_tokens, "batch span_ids ", batch.span_ids.size(),
+        ": expected none or one for each of ", num_tokens, " tokens");
   check(batch.groups.size() == plan.groups.size(), "batch groups ", batch.groups.size(), ": expected ",
         plan.groups.size());
   for (const Batch::Group& group : batch.groups) {
@@ -117,14 +119,16 @@ void CpuModel::reserve(const Batch& batch) {
   grow(space_.logit_rows, static_cast<int64_t>(batch.logit_rows.size()) * config_.hidden_size);
 }
 
-void CpuModel::plan_groups(const CachePlan& cache_plan, int max_query_len) {
+void CpuModel::plan_groups(const CachePlan& cache_plan, int max_query_len, bool spans) {
   group_plans_.clear();
   for (const CacheGroup& group : cache_plan.groups) {
+    const LayerConfig& any_layer = config_.layers[static_cast<size_t>(group.layers.front())];  // of one kind
     const AttentionProblem problem{.num_q_heads = config_.num_q_heads,
                                    .kv = group.layout,
                                    .max_query_len = max_query_len,
                                    .window = group.window,
                                    .softcap = static_cast<float>(config_.attention_softcap),
+                                   .bidirectional_spans = spans && any_layer.bidirectional_spans,
                                    .batch_invariant = options_.batch_invariant,
                                    .precision = options_.attention_precision,
                                    .kernel = options_.attention_kernel};
@@ -188,6 +192,7 @@ void CpuModel::attend(int layer, const Batch& batch, HostKvCache& cache) {
   args.query_start = view_of(batch.query_start);
   args.k_scale = k_scale;
   args.v_scale = v_scale;
+  if (group_plans_[group_index].problem.bidirectional_spans) args.span_ids = view_of(batch.span_ids);
   args.softmax_scale = static_cast<float>(config_.attention_scale);
   args.out = {space_.attention.data(), DType::kF32, {num_tokens, config_.num_q_heads, dim}};
   run_attention(group_plans_[group_index].problem, group_plans_[group_index].plan, args);
@@ -238,7 +243,7 @@ void CpuModel::mlp_block(int layer, int64_t num_tokens) {
 std::span<const float> CpuModel::forward(const Batch& batch, HostKvCache& cache, const LayerObserver& observer) {
   check_batch(batch, cache);
   reserve(batch);
-  plan_groups(cache.plan(), longest_query(batch));
+  plan_groups(cache.plan(), longest_query(batch), !batch.span_ids.empty());
   for (size_t rope = 0; rope < rope_shapes_.size(); ++rope) {
     rope_table(rope_frequencies_[rope], batch.positions, rope_tables_[rope]);
   }

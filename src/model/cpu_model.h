@@ -47,7 +47,7 @@ class CpuModel {
   CpuModel(ModelConfig config, ModelWeights weights, CpuModelOptions options = {});
 
   /// Throws Error(kUnsupported) with the policy's sentence when attention over a cache of this plan has no kernel.
-  void check_attention(const CachePlan& cache_plan) { plan_groups(cache_plan, 1); }
+  void check_attention(const CachePlan& cache_plan) { plan_groups(cache_plan, 1, false); }
 
   /// Runs the batch: writes its K and V into `cache`, returns the normed last hidden states of batch.logit_rows,
   /// [L, hidden], valid until the next call. Throws what check_attention() throws, and Error(kInvalidArgument) for a
@@ -76,7 +76,7 @@ class CpuModel {
 
   void check_batch(const Batch& batch, const HostKvCache& cache) const;
   void reserve(const Batch& batch);
-  void plan_groups(const CachePlan& cache_plan, int max_query_len);
+  void plan_groups(const CachePlan& cache_plan, int max_query_len, bool spans);
   void project_qkv(int layer, int64_t num_tokens);
   void attend(int layer, const Batch& batch, HostKvCache& cache);
   void attention_block(int layer, const Batch& batch, HostKvCache& cache, const LayerObserver& observer);

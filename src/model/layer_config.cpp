@@ -82,6 +82,7 @@ std::vector<Heads> read_heads(const Fields& text, const ModelConfig& config, con
 std::vector<LayerConfig> read_layers(const Fields& text, const ModelConfig& config) {
   const bool gemma3 = config.family == ModelFamily::kGemma3;
   const bool k_eq_v = !gemma3 && text.boolean("attention_k_eq_v", false);
+  const bool vision = !gemma3 && text.string("use_bidirectional_attention", "") == "vision";
   const std::vector<bool> sliding = read_layer_types(text, config);
   const std::vector<Heads> heads = read_heads(text, config, sliding, k_eq_v);
   const int window = text.integer32("sliding_window", {.low = 1, .high = 1 << 30}, gemma3 ? 4096 : 512);
@@ -99,6 +100,7 @@ std::vector<LayerConfig> read_layers(const Fields& text, const ModelConfig& conf
                       .window = sliding[index] ? window : 0,
                       .head_dim = dim,
                       .num_kv_heads = kv,
+                      .bidirectional_spans = gemma3 || (sliding[index] && vision),
                       .k_eq_v = k_eq_v && !sliding[index],
                       .rope_theta = rope.theta,
                       .rope_factor = rope.factor,

@@ -119,6 +119,42 @@ def test_prompt_logprobs_in_chunks(name: str, chunk: int) -> None:
         assert (entry.rank == 1) == (entry.logprob == top[0])
 
 
+@pytest.mark.parametrize("chunk", [33, 40, 1000])
+@pytest.mark.parametrize("name", TINY)
+def test_image_spans(name: str, chunk: int) -> None:
+    """A prompt with images (tests/golden/make_spans.py), computed in chunks and on a cached prefix."""
+    with np.load(GOLDEN / name / "spans.npz") as golden:
+        prompt = golden["ids"].tolist()
+        spans = [tuple(span) for span in golden["spans"].tolist()]
+    params = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
+    with engine_of(GOLDEN / name, batch_invariant=True) as engine:
+        expected = run(engine, prompt, prompt_logprobs=0, spans=spans, **params)
+        as_text = run(engine, prompt, prompt_logprobs=0, **params)
+    generator = Generator.load(GOLDEN / name, batch_invariant=True)
+    logits = generator.logits(prompt, list(range(len(prompt) - 1)), spans).astype(np.float64)
+    logits -= np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True)) + logits.max(1, keepdims=True)
+    values = [entry.logprob for entry in expected.prompt_logprobs]
+    np.testing.assert_allclose(values, logits[np.arange(len(prompt) - 1), prompt[1:]], atol=1e-5)
+    assert values != [entry.logprob for entry in as_text.prompt_logprobs]
+    with engine_of(GOLDEN / name, batch_invariant=True, prefill_chunk_tokens=chunk) as engine:
+        for cached in (0, 80):  # the whole pages of 16, of which the last two end outside images
+            text = run(engine, prompt, spans=spans, **params)
+            assert text.tokens == expected.tokens and text.cached_tokens == cached
+            assert [entry.logprob for entry in text.logprobs] == [entry.logprob for entry in expected.logprobs]
+        assert run(engine, prompt, **params).cached_tokens == 0
+
+
+def test_image_spans_that_cannot_be() -> None:
+    with engine_of(GOLDEN / "gemma3_tiny", prefill_chunk_tokens=33) as engine:
+        for spans, message in (
+            ([(80, 91)], r"span \[80, 91\)"),
+            ([(4, 4)], r"span \[4, 4\)"),
+            ([(5, 39)], "at most 33"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                engine.add(1, tokens(90), spans=spans)
+
+
 def test_sampling_parameters_reach_the_sampler() -> None:
     """Seeds reproduce and differ; logprobs, bias, stop ids, min_tokens and penalties do what they say."""
     prompt = tokens(9, 4)

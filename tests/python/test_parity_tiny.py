@@ -41,6 +41,31 @@ def test_prompt_in_chunks(name: str, chunk: int) -> None:
     check_error(f"{name}, chunks of {chunk}", relative(ours, golden["kv_fp8_0"]), 1e-4)
 
 
+@pytest.mark.parametrize("chunk", [1000, 47, 33])
+@pytest.mark.parametrize("name", TINY)
+def test_image_spans(name: str, chunk: int) -> None:
+    """tests/golden/make_spans.py; the longest image has 33 tokens, more than the window of 24. Read as text they move
+    the logits by 0.3, with the mask of the other family on the full layers by 0.1."""
+    with np.load(GOLDEN / name / "spans.npz") as golden:
+        model = open_model(GOLDEN / name, "fp8", prefill_chunk=chunk)
+        ids = golden["ids"].tolist()
+        ours = model.logits(ids, list(range(len(ids))), [tuple(span) for span in golden["spans"].tolist()])
+        check_error(f"{name} with images, chunks of {chunk}", relative(ours, golden["kv_fp8"]), 1e-4)
+
+
+def test_image_spans_that_cannot_be() -> None:
+    model = open_model(GOLDEN / "gemma3_tiny", "fp8", prefill_chunk=16)
+    ids = list(range(40))
+    for spans, message in (
+        ([(3, 20)], r"span at token 3: expected at most prefill_chunk 16"),
+        ([(30, 41)], r"span \[30, 41\): expected at least one token of the 40"),
+        ([(5, 5)], r"span \[5, 5\)"),
+        ([(5, 9), (8, 10)], r"span \[8, 10\): .* from 9 on"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.logits(ids, [39], spans)
+
+
 @pytest.mark.parametrize("cache", ["bf16", "fp8"])
 @pytest.mark.parametrize("name", TINY)
 def test_decode_equals_prefill(name: str, cache: str) -> None:

@@ -34,7 +34,6 @@ struct HeadTask {
   int head = 0;
   int64_t first_token = 0;  // of the sequence in q and out
   int64_t kv_len = 0;
-  std::vector<int32_t> span_ids{};  // by query token; empty: none
   std::vector<QueryRow> rows{};
   std::vector<LogitScale> scales{};  // by row
   tiles::KeyRange keys{};            // that any row sees; what lies outside is never read
@@ -63,6 +62,7 @@ class Emulation {
 
  private:
   [[nodiscard]] HeadTask make_task(int64_t sequence, int head) const;
+  [[nodiscard]] int64_t span_end(int64_t token, int64_t sequence_end) const;
   [[nodiscard]] LogitScale logit_scale(const HeadTask& task, const QueryRow& row) const;
   [[nodiscard]] std::vector<float> read_query(int64_t token, int q_head) const;
   void cut(HeadTask& task) const;
@@ -99,6 +99,16 @@ LogitScale Emulation::logit_scale(const HeadTask& task, const QueryRow& row) con
   return {.to_log2 = args_.softmax_scale * emulation::kLog2E * stored};
 }
 
+// One past the last token of the image span of row `token` of q.
+int64_t Emulation::span_end(int64_t token, int64_t sequence_end) const {
+  int64_t end = token + 1;
+  while (end < sequence_end &&
+         tiles::span_goes_on(element<int32_t>(args_.span_ids, token), element<int32_t>(args_.span_ids, end))) {
+    ++end;
+  }
+  return end;
+}
+
 HeadTask Emulation::make_task(int64_t sequence, int head) const {
   const int64_t first_token = element<int32_t>(args_.query_start, sequence);
   const int64_t q_len = element<int32_t>(args_.query_start, sequence + 1) - first_token;
@@ -107,17 +117,19 @@ HeadTask Emulation::make_task(int64_t sequence, int head) const {
                 .first_token = first_token,
                 .kv_len = element<int32_t>(args_.seq_lens, sequence)};
   const tiles::Mask mask{.causal = problem_.causal, .window = problem_.window};
-  for (int64_t token = 0; args_.span_ids.given() && token < q_len; ++token) {
-    task.span_ids.push_back(element<int32_t>(args_.span_ids, first_token + token));
-  }
   for (int64_t token = 0; token < q_len; ++token) {
+    const tiles::KeyRange keys =
+        args_.span_ids.given()
+            ? tiles::visible_keys_in_span(mask, task.kv_len, q_len, token,
+                                          span_end(first_token + token, first_token + q_len) - first_token)
+            : tiles::visible_keys(mask, task.kv_len, q_len, token);
     for (int in_group = 0; in_group < group_; ++in_group) {
       QueryRow row =
           emulation::quantize_query(read_query(first_token + token, head * group_ + in_group), options_.precision);
-      row.mask = emulation::row_mask(mask, task.kv_len, q_len, token, task.span_ids);
-      if (row.mask.last > row.mask.range.first) {
-        task.keys.first = task.keys.empty() ? row.mask.range.first : std::min(task.keys.first, row.mask.range.first);
-        task.keys.last = std::max(task.keys.last, row.mask.last);
+      row.keys = keys;
+      if (!keys.empty()) {
+        task.keys.first = task.keys.empty() ? keys.first : std::min(task.keys.first, keys.first);
+        task.keys.last = std::max(task.keys.last, keys.last);
       }
       task.scales.push_back(logit_scale(task, row));
       task.rows.push_back(std::move(row));
@@ -177,8 +189,8 @@ void Emulation::run_split(HeadTask& task, size_t split) const {
   for (int64_t t = task.splits[split].first; t < task.splits[split].last; ++t) {
     load_tile(task, t * tile, k, v);
     for (size_t row = 0; row < walks.size(); ++row) {
-      const emulation::RowMask& mask = task.rows[row].mask;
-      if (mask.range.first < (t + 1) * tile && t * tile < mask.last) walks[row].add_tile(t * tile, k, v);
+      const tiles::KeyRange& keys = task.rows[row].keys;
+      if (keys.first < (t + 1) * tile && t * tile < keys.last) walks[row].add_tile(t * tile, k, v);
     }
   }
   for (RowWalk& walk : walks) task.parts[split].push_back(walk.finish());

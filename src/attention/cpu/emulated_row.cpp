@@ -33,30 +33,9 @@ float or_zero(float maximum) {
 
 }  // namespace
 
-bool RowMask::sees(int64_t key) const {
-  if (key < range.first) return false;
-  if (key < range.last) return true;
-  const int64_t token = key - first_query_key;
-  return span >= 0 && token >= 0 && key < last && span_ids[static_cast<size_t>(token)] == span;
-}
-
-RowMask row_mask(tiles::Mask mask, int64_t kv_len, int64_t q_len, int64_t token, std::span<const int32_t> span_ids) {
-  RowMask result{.range = tiles::visible_keys(mask, kv_len, q_len, token),
-                 .span_ids = span_ids,
-                 .first_query_key = kv_len - q_len};
-  result.last = result.range.last;
-  if (mask.causal && !span_ids.empty()) result.span = span_ids[static_cast<size_t>(token)];
-  for (int64_t other = q_len; result.span >= 0 && other > token; --other) {
-    if (span_ids[static_cast<size_t>(other - 1)] != result.span) continue;
-    result.last = std::max(result.last, std::min(kv_len, result.first_query_key + other));
-    break;
-  }
-  return result;
-}
-
 QueryRow quantize_query(std::span<const float> q, Precision precision) {
   const auto depth = static_cast<int>(q.size());
-  QueryRow row{.hi = MmaRow(depth), .lo = MmaRow(depth), .mask = {}};
+  QueryRow row{.hi = MmaRow(depth), .lo = MmaRow(depth)};
   float amax = 0.0F;
   for (const float x : q) amax = std::fmax(amax, std::fabs(x));
   const int exponent = scale_exponent(amax);
@@ -117,7 +96,8 @@ void RowWalk::compute_logits(const MmaMatrix& k) {
 void RowWalk::mask_and_scale(int64_t first_key) {
   for (size_t j = 0; j < logits_.size(); ++j) {
     float& s = logits_[j];
-    if (!row_.mask.sees(first_key + static_cast<int64_t>(j))) {
+    const int64_t key = first_key + static_cast<int64_t>(j);
+    if (key < row_.keys.first || key >= row_.keys.last) {
       s = kNegativeInfinity;
     } else if (scale_.cap_log2 > 0.0F) {
       s = scale_.cap_log2 * std::tanh(s * scale_.to_log2);

@@ -20,25 +20,12 @@ inline constexpr float kPExponent = 8.0F;   ///< P is scaled by 2^8, so that E4M
 inline constexpr float kLoScale = 0x1p-4F;  ///< hi + lo/16
 inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-/// Keys that a row sees: [range.first, range.last), and those of its image span up to `last`.
-struct RowMask {
-  tiles::KeyRange range{};
-  int64_t last = 0;                     ///< one past the last key of all
-  int32_t span = -1;                    ///< image span of the row; -1: none
-  std::span<const int32_t> span_ids{};  ///< of the sequence's query tokens
-  int64_t first_query_key = 0;          ///< key that is query token 0
-  [[nodiscard]] bool sees(int64_t key) const;
-};
-
-[[nodiscard]] RowMask row_mask(tiles::Mask mask, int64_t kv_len, int64_t q_len, int64_t token,
-                               std::span<const int32_t> span_ids);
-
 /// Q of one row in E4M3.
 struct QueryRow {
   MmaRow hi;
   MmaRow lo;           ///< zeros in `single`
   float scale = 1.0F;  ///< Q = scale * (hi + lo/16): the smallest power of two with |Q| / scale <= 448, at least 2^-118
-  RowMask mask{};
+  tiles::KeyRange keys{};  ///< that the row sees
 };
 
 [[nodiscard]] QueryRow quantize_query(std::span<const float> q, Precision precision);

@@ -46,8 +46,8 @@ CpuCall::CpuCall(const AttentionProblem& the_problem, const AttentionArgs& the_a
   for (int64_t b = 0; b < args.seq_lens.dim(0); ++b) {
     const int64_t end = query_first(b) + query_len(b);
     for (int64_t t = end - 1; t >= query_first(b); --t) {
-      const auto id = at<int32_t>(args.span_ids, t);
-      const bool goes_on = t + 1 < end && id >= 0 && at<int32_t>(args.span_ids, t + 1) == id;
+      const bool goes_on =
+          t + 1 < end && tiles::span_goes_on(at<int32_t>(args.span_ids, t), at<int32_t>(args.span_ids, t + 1));
       span_end[static_cast<size_t>(t)] = goes_on ? span_end[static_cast<size_t>(t + 1)] : t + 1;
     }
   }
@@ -68,11 +68,10 @@ int64_t CpuCall::kv_len(int64_t sequence) const {
 tiles::KeyRange CpuCall::visible(int64_t sequence, int64_t token) const {
   const int64_t kv = kv_len(sequence);
   const int64_t q = query_len(sequence);
-  tiles::KeyRange keys = tiles::visible_keys({.causal = problem.causal, .window = problem.window}, kv, q, token);
-  if (span_end.empty()) return keys;
-  const int64_t end = kv - q + span_end[static_cast<size_t>(query_first(sequence) + token)] - query_first(sequence);
-  keys.last = std::max(keys.last, end);
-  return keys;
+  const tiles::Mask mask{.causal = problem.causal, .window = problem.window};
+  if (span_end.empty()) return tiles::visible_keys(mask, kv, q, token);
+  const int64_t first = query_first(sequence);
+  return tiles::visible_keys_in_span(mask, kv, q, token, span_end[static_cast<size_t>(first + token)] - first);
 }
 
 void RowState::reset(int64_t rows, int64_t width) {

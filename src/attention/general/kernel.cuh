@@ -24,9 +24,7 @@ struct Row {
   int q_head = 0;
   int kv_head = 0;
   int64_t kv_len = 0;
-  int64_t position = 0;  ///< negative for the first rows of a sequence with more queries than keys
-  int span = -1;
-  tiles::KeyRange keys{};  ///< every visible key lies here
+  tiles::KeyRange keys{};  ///< that it sees
 };
 
 /// The sequence that owns query row `token`: the last b with query_start[b] <= token, or -1.
@@ -41,6 +39,18 @@ __device__ inline int find_sequence(const int32_t* query_start, int num_sequence
   return low;
 }
 
+/// One past the last token of the image span of row `token` of q, found by a warp: 32 tokens a look.
+__device__ inline int64_t span_end(const int32_t* span_ids, int64_t token, int64_t sequence_end) {
+  const int32_t id = span_ids[token];
+  for (int64_t first = token + 1;; first += 32) {
+    const int64_t next = first + threadIdx.x % 32;
+    const bool goes_on = next < sequence_end && tiles::span_goes_on(id, span_ids[next]);
+    const uint32_t ends = __ballot_sync(~0U, !goes_on);
+    if (ends != 0) return first + __ffs(static_cast<int>(ends)) - 1;
+  }
+}
+
+/// To be called by whole warps.
 __device__ inline Row make_row(const Parameters& p, int64_t index) {
   Row row;
   row.token = index / p.num_q_heads;
@@ -51,20 +61,13 @@ __device__ inline Row make_row(const Parameters& p, int64_t index) {
   const int64_t first = p.query_start[row.sequence];
   const int64_t q_len = p.query_start[row.sequence + 1] - first;
   row.kv_len = p.seq_lens[row.sequence];
-  row.position = row.kv_len - q_len + (row.token - first);
-  row.keys = tiles::visible_keys(p.mask, row.kv_len, q_len, row.token - first);
-  if (p.span_ids != nullptr) row.span = p.span_ids[row.token];
-  if (row.span >= 0) {  // later tokens of the span are visible; the window still bounds the past
-    const int64_t oldest = p.mask.window > 0 ? row.position - p.mask.window + 1 : 0;
-    row.keys = {.first = oldest > 0 ? oldest : 0, .last = row.kv_len};
+  const int64_t token = row.token - first;
+  row.keys = tiles::visible_keys(p.mask, row.kv_len, q_len, token);
+  if (p.span_ids != nullptr) {
+    const int64_t end = span_end(p.span_ids, row.token, first + q_len) - first;
+    row.keys = tiles::visible_keys_in_span(p.mask, row.kv_len, q_len, token, end);
   }
   return row;
-}
-
-__device__ inline bool sees(const Parameters& p, const Row& row, int64_t key) {
-  if (key < row.keys.first || key >= row.keys.last) return false;
-  if (row.span < 0 || key <= row.position) return true;
-  return p.span_ids[row.token + (key - row.position)] == row.span;
 }
 
 /// Softmax state of a warp: the sum is spread over its lanes.
@@ -107,7 +110,7 @@ __device__ void add_tile(const Parameters& p, const Row& row, int64_t first_key,
   const KvLayout& layout = p.layout;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t key = first_key + lane;
-  const bool visible = sees(p, row, key);
+  const bool visible = key >= row.keys.first && key < row.keys.last;
   const uint32_t mask = __ballot_sync(~0U, visible);
   if (mask == 0) return;
   float logit = -INFINITY;

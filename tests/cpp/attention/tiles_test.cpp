@@ -40,6 +40,40 @@ TEST(Tiles, VisibleKeysOfOneTokenAreTheDefinition) {
   }
 }
 
+// Every mask, length, span and token: what the token sees by itself, and the later tokens of its span.
+TEST(Tiles, VisibleKeysInASpanAreTheDefinition) {
+  for (const int window : kWindows) {
+    for (int64_t kv_len = 0; kv_len <= 12; ++kv_len) {
+      for (int64_t q_len = 1; q_len <= 14; ++q_len) {
+        for (int64_t token = 0; token < q_len; ++token) {
+          for (int64_t span_end = token + 1; span_end <= q_len; ++span_end) {
+            const Mask mask{.causal = true, .window = window};
+            const KeyRange range = visible_keys_in_span(mask, kv_len, q_len, token, span_end);
+            ASSERT_TRUE(span_end > token + 1 || range == visible_keys(mask, kv_len, q_len, token));
+            ASSERT_TRUE(range.first < range.last || range == KeyRange{});
+            for (int64_t key = -2; key < kv_len + 3; ++key) {
+              const int64_t key_token = key - (kv_len - q_len);
+              const bool later = token < key_token && key_token < span_end && key >= 0 && key < kv_len;
+              ASSERT_EQ(range.first <= key && key < range.last, sees(mask, kv_len, q_len, token, key) || later)
+                  << "window " << window << " kv " << kv_len << " q " << q_len << " token " << token << " span to "
+                  << span_end << " key " << key;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Tiles, ASpanIsARunOfEqualIds) {
+  EXPECT_TRUE(span_goes_on(0, 0));
+  EXPECT_TRUE(span_goes_on(7, 7));
+  EXPECT_FALSE(span_goes_on(0, 1));
+  EXPECT_FALSE(span_goes_on(-1, -1));
+  EXPECT_FALSE(span_goes_on(-2, -2));
+  EXPECT_FALSE(span_goes_on(0, -1));
+}
+
 // A tile is needed iff some row sees one of its keys, and unmasked iff every row sees all of them.
 void expect_tiles(Mask mask, int64_t kv_len, int64_t q_len, int64_t begin, int64_t end, int tile) {
   const TileRange range = tile_range(visible_keys(mask, kv_len, q_len, begin, end), tile);

@@ -99,6 +99,17 @@ TEST(Engine, RefusesWhatCanNeverRun) {
 }
 
 // B39: 12 pages of 16 tokens. The key of the last token is never stored, so 192 prompt tokens and one more fit.
+TEST(Engine, RefusesImagesThatCannotBeComputed) {
+  const auto refused = [](bool takes_spans, const std::vector<TokenSpan>& spans, std::string_view message) {
+    Served served({.plan = plan_of({{}}), .num_pages = 32, .takes_spans = takes_spans}, {.prefill_chunk_tokens = 8});
+    expect_error([&] { served.engine.add({.id = 1, .prompt = prompt_of(20), .spans = spans}); },
+                 ErrorKind::kInvalidArgument, {message});
+  };
+  refused(true, {{2, 11}}, "span [2, 11): expected at most 8 tokens");
+  refused(true, {{12, 21}}, "span [12, 21): expected at least one token of the 20");
+  refused(false, {{2, 5}}, "spans 1: expected none");
+}
+
 TEST(Engine, ASmallPool) {
   Served served({.plan = plan_of({{}}), .num_pages = 12}, {.max_model_len = 1024});
   EXPECT_EQ(served.engine.max_request_tokens(), 193);

@@ -29,6 +29,19 @@ TEST(RequestChecks, NamesFieldValueAndLimit) {
   refused({.prompt_logprobs = 1000000}, "prompt_logprobs 1000000: expected 0 to 20");
 }
 
+TEST(RequestChecks, SpansAreNamed) {
+  const auto refused = [](const std::vector<TokenSpan>& spans, std::string_view message) {
+    testing::expect_error([&] { check_request_spans(spans, 20, 8); }, ErrorKind::kInvalidArgument, {message});
+  };
+  refused({{3, 3}}, "span [3, 3): expected at least one token of the 20 of the prompt, from 0 on");
+  refused({{2, 4}, {3, 5}}, "span [3, 5): expected at least one token of the 20 of the prompt, from 4 on");
+  refused({{19, 21}}, "span [19, 21)");
+  refused({{2, 11}}, "span [2, 11): expected at most 8 tokens");
+  EXPECT_NO_THROW(check_request_spans({}, 20, 8));
+  const std::vector<TokenSpan> longest{{0, 8}, {8, 16}, {16, 20}};
+  EXPECT_NO_THROW(check_request_spans(longest, 20, 8));
+}
+
 TEST(RequestChecks, TakesTheLimits) {
   EXPECT_NO_THROW(check_request_params({}, 97));
   EXPECT_NO_THROW(check_request_params({.sampling = {.temperature = 1e-12},

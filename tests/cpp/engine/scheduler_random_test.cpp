@@ -46,6 +46,17 @@ std::vector<int32_t> random_prompt(Random& random) {
   return prompt;
 }
 
+/// Images of at most `most` tokens; the more there are the shorter the text between them.
+std::vector<TokenSpan> random_spans(Random& random, int64_t prompt_len, int64_t most) {
+  std::vector<TokenSpan> spans;
+  for (int64_t first = random.below(30); first < prompt_len;) {
+    const int64_t last = std::min(prompt_len, first + 1 + random.below(most));
+    spans.push_back({.first = first, .last = last});
+    first = last + random.below(20);
+  }
+  return spans;
+}
+
 void serve_randomly(const Shape& shape, uint64_t seed, EngineStats& sum) {
   Random random(seed);
   EngineOptions options;
@@ -65,7 +76,10 @@ void serve_randomly(const Shape& shape, uint64_t seed, EngineStats& sum) {
   for (int round = 0; round < 250; ++round) {
     for (int64_t arrivals = random.below(6) - 3; arrivals > 0; --arrivals) {
       ++last_id;
-      serving.add(last_id, random_prompt(random), random_params(random), random.below(8) == 0 ? "salt" : "");
+      std::vector<int32_t> prompt = random_prompt(random);
+      std::vector<TokenSpan> spans;
+      if (random.below(3) == 0) spans = random_spans(random, std::ssize(prompt), max_chunk(options));
+      serving.add(last_id, std::move(prompt), random_params(random), random.below(8) == 0 ? "salt" : "", spans);
     }
     if (last_id > 0 && random.below(8) == 0) {
       const uint64_t id = 1 + static_cast<uint64_t>(random.below(static_cast<int64_t>(last_id)));

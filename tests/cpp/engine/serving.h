@@ -81,8 +81,10 @@ class Serving {
         setup_(setup),
         model_(setup.plan, setup.num_pages) {}
 
-  void add(uint64_t id, std::vector<int32_t> prompt, const RequestParams& params, const std::string& salt = {}) {
-    requests_[id] = {.id = id, .prompt = std::move(prompt), .params = params, .cache_salt = salt};
+  void add(uint64_t id, std::vector<int32_t> prompt, const RequestParams& params, const std::string& salt = {},
+           const std::vector<TokenSpan>& spans = {}) {
+    requests_[id] = {.id = id, .prompt = std::move(prompt), .params = params, .spans = spans, .cache_salt = salt};
+    note_spans(spans, requests_[id].params);
     answers.erase(id);
     scheduler.add(requests_[id]);
   }

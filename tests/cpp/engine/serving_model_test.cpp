@@ -64,6 +64,7 @@ struct Case {
   RunnerOptions runner{};
   int num_pages = 40;
   int num_requests = 33;
+  bool images = false;  ///< in some of the prompts
 };
 
 nlohmann::json with(nlohmann::json config, const char* field, int value) {
@@ -84,7 +85,9 @@ std::vector<Case> cases() {
            .config = with(gemma3, "head_dim", 64),
            .runner = {.attention_kernel = AttentionKernel::kCpuEmulated},
            .num_pages = 20,
-           .num_requests = 9}};
+           .num_requests = 9},
+          {.name = "Gemma3Images", .config = gemma3, .num_pages = 26, .images = true},
+          {.name = "Gemma4Images", .config = gemma4, .num_pages = 34, .images = true}};
 }
 
 class BatchInvariance : public ::testing::TestWithParam<Case> {
@@ -114,6 +117,11 @@ class BatchInvariance : public ::testing::TestWithParam<Case> {
       request.params.ignore_eos = i % 7 != 0;
       request.params.logprobs = 3;
       if (i % 8 == 0) request.params.prompt_logprobs = 3;
+      // Images of up to 5 tokens; of the shared beginning some have the same ones, others are text.
+      const bool images = GetParam().images && i % 4 >= 2;
+      for (int64_t first = 2; images && first + 5 <= std::ssize(request.prompt); first += 6 + i % 3) {
+        request.spans.push_back({.first = first, .last = first + 2 + first % 4});
+      }
       requests.push_back(std::move(request));
     }
     return requests;

@@ -231,7 +231,19 @@ TEST(PrefixIndex, FirstComeKeepsItsPages) {
   EXPECT_EQ(index.add({}, b, "", std::vector<int32_t>{3}).id, 0U);
   EXPECT_EQ(index.add({}, b, "", std::vector<int32_t>{-1}).id, 0U);
   EXPECT_EQ(index.num_blocks(), 1);
-  EXPECT_THROW(index.add({}, std::vector<int32_t>{1, 2}, "", std::vector<int32_t>{5}), Error);
+  EXPECT_THROW(index.add({}, std::vector<int32_t>{}, "", std::vector<int32_t>{5}), Error);
+}
+
+// A key with more than the block's tokens, as image spans make it, is another block.
+TEST(PrefixIndex, LongerKeysAreOtherBlocks) {
+  PrefixIndex index(2, 10, constant_hash);
+  const std::vector<int32_t> text{1, 2};
+  const std::vector<int32_t> image{1, 2, 0, 1, 1};
+  const PrefixIndex::Link first = index.add({}, text, "", std::vector<int32_t>{3});
+  const PrefixIndex::Link second = index.add({}, image, "", std::vector<int32_t>{4});
+  EXPECT_NE(first.id, second.id);
+  EXPECT_EQ(index.find({}, text, "")->pages, (std::vector<int32_t>{3}));
+  EXPECT_EQ(index.find({}, image, "")->pages, (std::vector<int32_t>{4}));
 }
 
 TEST(PrefixIndex, HashDependsOnPredecessorTokensAndSalt) {

@@ -153,6 +153,48 @@ TEST(BatchBuilder, ABatchByHand) {
   EXPECT_EQ(batch.groups[0].slots, (std::vector<int64_t>{a.tables[0][2] * 16}));
 }
 
+// Ids of images: none in a batch of text, -1 in text beside them; the number of the image in its sequence.
+TEST(BatchBuilder, SpanIdsAreThoseOfTheTokensOfTheStep) {
+  KvManager manager(plan_of({{}}), 40, false);
+  const std::vector<TokenSpan> spans{{1, 3}, {3, 4}, {6, 8}};
+  std::vector<SequencePages> pages(3);
+  BatchBuilder builder;
+  Batch batch;
+  const auto step = [&](const std::vector<int64_t>& counts) {
+    builder.begin(manager, batch);
+    for (size_t i = 0; i < pages.size(); ++i) {
+      (void)manager.append(pages[i], counts[i]);
+      const std::vector<int32_t> tokens(static_cast<size_t>(counts[i]), 5);
+      const bool images = i == 1;
+      builder.add(manager, {.pages = pages[i], .tokens = tokens, .spans = images ? spans : std::vector<TokenSpan>{}},
+                  batch);
+    }
+  };
+  step({2, 1, 1});
+  EXPECT_EQ(batch.span_ids, (std::vector<int32_t>{}));  // of the images none is in this step
+  step({2, 4, 1});
+  EXPECT_EQ(batch.span_ids, (std::vector<int32_t>{-1, -1, 0, 0, 1, -1, -1}));
+  step({1, 3, 3});
+  EXPECT_EQ(batch.span_ids, (std::vector<int32_t>{-1, -1, 2, 2, -1, -1, -1}));
+  step({1, 1, 1});
+  EXPECT_EQ(batch.span_ids, (std::vector<int32_t>{}));
+}
+
+TEST(BatchBuilder, RefusesStepsThatCutASpan) {
+  for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{{0, 2}, {2, 3}, {3, 1}}) {
+    KvManager manager(plan_of({{}}), 20, false);
+    SequencePages pages;
+    if (first > 0) (void)manager.append(pages, first);
+    (void)manager.append(pages, count);
+    BatchBuilder builder;
+    Batch batch;
+    builder.begin(manager, batch);
+    const std::vector<TokenSpan> spans{{1, 4}};
+    const std::vector<int32_t> tokens(static_cast<size_t>(count), 5);
+    EXPECT_THROW(builder.add(manager, {.pages = pages, .tokens = tokens, .spans = spans}, batch), Error) << first;
+  }
+}
+
 TEST(BatchBuilder, RefusesStepsThatCannotBe) {
   KvManager manager(plan_of({{}}), 20, false);
   SequencePages pages;

@@ -274,6 +274,13 @@ TEST(Config, OverridesMergeIntoNestedObjects) {
       parse(gemma4_31b(), R"({"text_config": {"sliding_window": 512, "use_bidirectional_attention": null}})");
   EXPECT_EQ(config.layers[0].window, 512);
   EXPECT_EQ(config.layers[0].head_dim, 256);
+  for (const LayerConfig& layer : config.layers) EXPECT_FALSE(layer.bidirectional_spans);  // null: as E2B and E4B
+}
+
+// Images: transformers' create_masks_for_vision_model of either family.
+TEST(Config, WhichLayersSeeImagesInBothDirections) {
+  for (const LayerConfig& layer : parse(gemma4_31b()).layers) EXPECT_EQ(layer.bidirectional_spans, layer.sliding);
+  for (const LayerConfig& layer : parse(testing::tiny_gemma3_config()).layers) EXPECT_TRUE(layer.bidirectional_spans);
 }
 
 TEST(Config, LoadMergesGenerationAndQuantFiles) {

@@ -31,6 +31,16 @@ inline Text extend(Text text, int32_t token) {
 
 inline constexpr int64_t kStubVocab = 1000;
 
+/// A slot's start names no image spans: a real backend learns of them in the batch. The stub also wants to know those
+/// in a cached prefix, and takes them from logit_bias, which it has no other use for: the bounds of one span after
+/// another.
+inline void note_spans(const std::vector<TokenSpan>& spans, RequestParams& params) {
+  for (const TokenSpan& span : spans) {
+    params.logit_bias.emplace_back(static_cast<int32_t>(span.first), 0.0F);
+    params.logit_bias.emplace_back(static_cast<int32_t>(span.last), 0.0F);
+  }
+}
+
 /// What is drawn after `text` if `generated` tokens were drawn before. Greedy requests ignore the seed.
 inline int32_t stub_token(Text text, const RequestParams& params, const std::vector<int32_t>& stop_ids,
                           int64_t generated) {
@@ -87,8 +97,12 @@ class StubModel {
     for (const PageCopy& copy : step.page_copies) copy_page(copy);
     for (const Step::SlotStart& start : step.starts) {
       Owner& owner = owners_[start.slot];
-      owner = {.start = start, .texts = {}};
+      owner = {.start = start, .texts = {}, .span_last = {}};
       for (const int32_t token : start.tokens) owner.append(token);
+      for (size_t i = 0; i + 1 < start.params.logit_bias.size(); i += 2) {
+        const int64_t last = start.params.logit_bias[i + 1].first;
+        for (int64_t token = start.params.logit_bias[i].first; token < last; ++token) owner.span_last[token] = last;
+      }
     }
     check_shapes(step);
     // A model writes the keys of all rows of a layer before it reads any.
@@ -102,7 +116,16 @@ class StubModel {
   /// What the backend keeps for a slot.
   struct Owner {
     Step::SlotStart start;
-    std::vector<Text> texts;  // by position
+    std::vector<Text> texts;               // by position
+    std::map<int64_t, int64_t> span_last;  // of the positions in an image: where it ends
+    /// What the keys of group `g` at a position depend on: in an image also on what comes until its end.
+    [[nodiscard]] Text key(int64_t position, size_t g) const {
+      const auto span = span_last.find(position);
+      const Text text = span == span_last.end()
+                            ? texts.at(static_cast<size_t>(position))
+                            : extend(texts.at(static_cast<size_t>(span->second - 1)), static_cast<int32_t>(position));
+      return extend(text, static_cast<int32_t>(g));
+    }
     void append(int32_t token) { texts.push_back(extend(texts.empty() ? 0 : texts.back(), token)); }
   };
 
@@ -131,6 +154,7 @@ class StubModel {
     }
     require(std::is_sorted(batch.logit_rows.begin(), batch.logit_rows.end()), "logit rows not ascending");
     require(std::ssize(step.row_slots) == rows, "row slots ", step.row_slots.size());
+    require(batch.span_ids.empty() || std::ssize(batch.span_ids) == tokens, "span ids ", batch.span_ids.size());
     std::map<int32_t, int32_t> fed;  // token → slot
     for (const Step::Feedback& feedback : step.feedback) fed[feedback.row] = feedback.slot;
     for (size_t row = 0; row < step.row_slots.size(); ++row) check_row(batch, row, step.row_slots[row], fed);
@@ -158,6 +182,26 @@ class StubModel {
                 " at position ", position, " of slot ", slot);
       }
     }
+    check_spans_of_row(batch, row, owner);
+  }
+
+  /// Equal ids are images: all of one, each with an id of its own.
+  static void check_spans_of_row(const Batch& batch, size_t row, const Owner& owner) {
+    std::map<int32_t, int64_t> last_of_id;
+    const int64_t end = batch.seq_lens[row];
+    for (int32_t i = batch.query_start[row]; i < batch.query_start[row + 1]; ++i) {
+      const int64_t position = batch.positions[static_cast<size_t>(i)];
+      const int32_t id = batch.span_ids.empty() ? -1 : batch.span_ids[static_cast<size_t>(i)];
+      const auto span = owner.span_last.find(position);
+      require((id >= 0) == (span != owner.span_last.end()), "span id ", id, " at position ", position);
+      if (id < 0) continue;
+      require(span->second <= end, "row ", row, " ends at ", end, " inside an image that ends at ", span->second);
+      const bool first_of_row = i == batch.query_start[row];
+      const auto before = owner.span_last.find(position - 1);
+      require(!first_of_row || before == owner.span_last.end() || before->second != span->second, "row ", row,
+              " begins inside an image at ", position);
+      require(last_of_id.try_emplace(id, span->second).first->second == span->second, "span id ", id, " of two images");
+    }
   }
 
   void write_keys(const Step& step, int64_t row, std::set<std::pair<size_t, int64_t>>& written) {
@@ -169,7 +213,7 @@ class StubModel {
         const int64_t slot = batch.groups[g].slots[i];
         require(slot >= 0 && slot < num_pages_ * plan_.groups[g].layout.page_size, "slot ", slot, " of group ", g);
         require(written.insert({g, slot}).second, "slot ", slot, " of group ", g, " written twice");
-        key_at(g, slot) = extend(owner.texts[static_cast<size_t>(batch.positions[i])], static_cast<int32_t>(g));
+        key_at(g, slot) = owner.key(batch.positions[i], g);
       }
     }
   }
@@ -187,9 +231,8 @@ class StubModel {
       for (int64_t key = oldest; key < length; ++key) {
         const int64_t page = table[key / page_size];
         require(page >= 0 && page < num_pages_, "page ", page, " of key ", key, " in group ", g);
-        require(key_at(g, page * page_size + key % page_size) ==
-                    extend(owner.texts[static_cast<size_t>(key)], static_cast<int32_t>(g)),
-                "row ", row, " reads another text's key ", key, " of ", length, " in group ", g);
+        require(key_at(g, page * page_size + key % page_size) == owner.key(key, g), "row ", row,
+                " reads another text's key ", key, " of ", length, " in group ", g);
       }
       for (int64_t entry = 0; entry < batch.groups[g].max_pages; ++entry) {
         const bool used = entry >= oldest / page_size && entry * page_size < length;
@@ -250,6 +293,7 @@ class StubRunner : public Runner {
     CachePlan plan;
     int64_t num_pages = 0;
     int64_t max_positions = 1 << 20;
+    bool takes_spans = true;
     std::chrono::microseconds latency{0};                               ///< of every step
     std::function<void(int64_t step)> before_launch = [](int64_t) {};   ///< may throw: launch() of that step does
     std::function<void(int64_t step)> before_execute = [](int64_t) {};  ///< may throw: wait() for that step does
@@ -296,6 +340,7 @@ class StubRunner : public Runner {
   int64_t num_pages() const noexcept override { return options_.num_pages; }
   int64_t vocab_size() const noexcept override { return kStubVocab; }
   int64_t max_positions() const noexcept override { return options_.max_positions; }
+  bool takes_spans() const noexcept override { return options_.takes_spans; }
 
  private:
   struct Result {
