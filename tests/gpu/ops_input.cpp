@@ -17,14 +17,6 @@ using packed_fp8::ceil_divide;
 constexpr uint8_t kPoison = 0xFF;
 
 template <class T>
-DeviceBuffer<T> poisoned(int64_t count) {
-  DeviceBuffer<T> buffer(count);
-  check_cuda(cudaMemset(buffer.data(), kPoison, buffer.bytes()), "cudaMemset");
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  return buffer;
-}
-
-template <class T>
 bool same(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }

@@ -10,6 +10,16 @@
 
 namespace quaver::testing {
 
+/// Device memory whose bytes are all 0xFF: NaN in every type.
+template <class T>
+[[nodiscard]] DeviceBuffer<T> poisoned(int64_t count) {
+  DeviceBuffer<T> buffer(count);
+  if (count == 0) return buffer;
+  check_cuda(cudaMemset(buffer.data(), 0xFF, buffer.bytes()), "cudaMemset");
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  return buffer;
+}
+
 struct InputShape {
   InputKind kind = InputKind::kPerToken;
   int64_t tokens = 0;

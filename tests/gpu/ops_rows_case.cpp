@@ -20,14 +20,6 @@ void wait() {
 }
 
 template <class T>
-DeviceBuffer<T> poisoned(int64_t count) {
-  DeviceBuffer<T> buffer(count);
-  check_cuda(cudaMemset(buffer.data(), 0xFF, buffer.bytes()), "cudaMemset");
-  wait();
-  return buffer;
-}
-
-template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
