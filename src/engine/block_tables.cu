@@ -14,8 +14,7 @@ void write_tables(std::span<const TableUpdate> groups, int64_t num_sequences, cu
     Parameters parameters;
     std::copy(part.begin(), part.end(), parameters.groups.begin());
     const dim3 grid(static_cast<unsigned>(num_sequences), static_cast<unsigned>(part.size()));
-    quaver_write_tables<<<grid, kThreads, 0, stream>>>(parameters);
-    check_cuda(cudaGetLastError(), "write_tables");
+    launch(quaver_write_tables, grid, kThreads, 0, stream, parameters);
   }
 }
 

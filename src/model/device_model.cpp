@@ -179,6 +179,8 @@ void DeviceModel::attention_block(int layer, const Pass& pass) {
   const int64_t tokens = pass.batch.num_tokens;
   const int64_t qkv_width = weights.qkv.out_features();
   const int64_t q_width = int64_t{config_.num_q_heads} * shape.head_dim;
+  // A BF16 cache stores the values themselves; only FP8 codes have scales.
+  const bool scaled = plan_.groups[group].layout.dtype == KvDtype::kE4M3;
 
   pass.begin(StepPart::kQkvGemm);
   weights.qkv.run(input_of(weights.qkv), tokens, rows(space_.qkv, tokens, qkv_width), pass.stream);
@@ -196,8 +198,8 @@ void DeviceModel::attention_block(int layer, const Pass& pass) {
                           .rotary_pairs = rope.rotary_pairs,
                           .rope_table = rope.table,
                           .slots = pass.batch.groups[group].slots,
-                          .k_scale = weights.k_scale,
-                          .v_scale = weights.v_scale,
+                          .k_scale = scaled ? weights.k_scale : nullptr,
+                          .v_scale = scaled ? weights.v_scale : nullptr,
                           .pages = pass.cache.pages(layer)},
                          pass.stream);
 
@@ -206,8 +208,10 @@ void DeviceModel::attention_block(int layer, const Pass& pass) {
   args.q = {space_.qkv, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
   args.q.strides[0] = qkv_width;
   args.pages = pass.cache.pages(layer);
-  args.k_scale = {weights.k_scale, DType::kF32, {shape.num_kv_heads}, where_};
-  args.v_scale = {weights.v_scale, DType::kF32, {shape.num_kv_heads}, where_};
+  if (scaled) {
+    args.k_scale = {weights.k_scale, DType::kF32, {shape.num_kv_heads}, where_};
+    args.v_scale = {weights.v_scale, DType::kF32, {shape.num_kv_heads}, where_};
+  }
   args.out = {space_.attention, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
   attention(pass, group).run(args, pass.stream);
 

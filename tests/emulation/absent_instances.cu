@@ -56,9 +56,6 @@ template <int kTokens, Scaling kScaling>
 void Instance<kTokens, kScaling>::launch(Parameters /*parameters*/, cudaStream_t /*stream*/) {
   absent("token tile", kTokens);
 }
-template struct Instance<8, Scaling::kOuter>;
-template struct Instance<32, Scaling::kOuter>;
-template struct Instance<64, Scaling::kOuter>;
 template struct Instance<192, Scaling::kOuter>;
 template struct Instance<8, Scaling::kBlock>;
 template struct Instance<32, Scaling::kBlock>;

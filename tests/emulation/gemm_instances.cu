@@ -3,7 +3,10 @@
 
 namespace quaver::packed_fp8 {
 
+template struct Instance<8, Scaling::kOuter>;
 template struct Instance<16, Scaling::kOuter>;
+template struct Instance<32, Scaling::kOuter>;
+template struct Instance<64, Scaling::kOuter>;
 template struct Instance<128, Scaling::kOuter>;
 template struct Instance<16, Scaling::kBlock>;
 

@@ -5,9 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include "model/batch_builder.h"
 #include "quaver/error.h"
 #include "testing/expect_error.h"
+#include "testing/step_driver.h"
 #include "testing/tiny_generator.h"
 #include "testing/tiny_runner.h"
 
@@ -16,69 +16,7 @@ namespace {
 
 using testing::random_tokens;
 
-// Requests stepped by hand: what the engine does, without its queue.
-class Driver {
- public:
-  explicit Driver(std::unique_ptr<CpuRunner> runner)
-      : runner_(std::move(runner)), manager_(runner_->cache_plan(), runner_->num_pages(), false) {}
-
-  struct Sequence {
-    int32_t slot = 0;
-    SequencePages pages;
-  };
-
-  // Adds the next tokens of a sequence to `step`; token -1 is fed back. Draws after the last one.
-  void add(Step& step, Sequence& sequence, const std::vector<int32_t>& tokens, bool sample = true) {
-    const auto count = static_cast<int64_t>(tokens.size());
-    for (const PageCopy& copy : manager_.append(sequence.pages, count)) step.page_copies.push_back(copy);
-    if (tokens.back() < 0) step.feedback.push_back({.row = num_tokens_, .slot = sequence.slot});
-    num_tokens_ += static_cast<int32_t>(count);
-    if (sample) {
-      step.samples.push_back({.logit_row = num_rows_++, .slot = sequence.slot});
-      rows_.push_back({static_cast<int32_t>(count) - 1});
-    } else {
-      rows_.emplace_back();
-    }
-    tokens_.push_back(tokens);
-    sequences_.push_back(&sequence);
-  }
-  static void start(Step& step, const Sequence& sequence, const RequestParams& params, std::vector<int32_t> tokens) {
-    Step::SlotStart start;
-    start.slot = sequence.slot;
-    start.params = params;
-    start.prompt_len = std::ssize(tokens);
-    start.tokens = std::move(tokens);
-    step.starts.push_back(start);
-  }
-  // Builds the batch of what was added.
-  void finish(Step& step) {
-    BatchBuilder builder;
-    builder.begin(manager_, step.batch);
-    for (size_t i = 0; i < sequences_.size(); ++i) {
-      builder.add(manager_, {.pages = sequences_[i]->pages, .tokens = tokens_[i], .logit_rows = rows_[i]}, step.batch);
-    }
-    num_tokens_ = num_rows_ = 0;
-    tokens_.clear();
-    rows_.clear();
-    sequences_.clear();
-  }
-  StepResult run(Step& step) {
-    finish(step);
-    runner_->launch(step);
-    return runner_->wait();
-  }
-  KvManager& manager() { return manager_; }
-  CpuRunner& runner() { return *runner_; }
-
- private:
-  std::unique_ptr<CpuRunner> runner_;
-  KvManager manager_;
-  int32_t num_tokens_ = 0;
-  int32_t num_rows_ = 0;
-  std::vector<std::vector<int32_t>> tokens_;
-  std::vector<std::vector<int32_t>> rows_;
-  std::vector<Sequence*> sequences_;
-};
+using Driver = testing::StepDriver;
 
 std::vector<int32_t> solo_text(const nlohmann::json& config, const std::vector<int32_t>& prompt, int64_t count,
                                const SamplingParams& sampling = {}) {
