@@ -58,7 +58,8 @@ void launch_qkv(QkvParameters p, cudaStream_t stream) {
   if (tiles) {
     const int64_t count = (p.num_tokens + append::kVBlock - 1) / append::kVBlock;
     p.v_tile_heads = heads_each(count * kv_heads, kResidentCtas);
-    p.v_ctas = static_cast<int>(count * ceil_divide(kv_heads, p.v_tile_heads));
+    p.v_tile_parts = ceil_divide(kv_heads, p.v_tile_heads);
+    p.v_ctas = static_cast<int>(count * p.v_tile_parts);
   }
   const int64_t warp_tokens = (p.num_tokens * kLanes + 31) / 32;
   const int64_t other_ctas = std::max<int64_t>(kResidentCtas - p.v_ctas, kResidentCtas / 2);
@@ -81,14 +82,15 @@ void rope_table(const RopeTableArgs& args, cudaStream_t stream) {
   check_pointer("frequencies", args.frequencies, 4);
   check_pointer("rope table", args.table);
   const auto pairs = static_cast<int>(rope_table_width(args.rotary_pairs) / 2);
+  const int64_t most_tokens = (INT32_MAX - kRopeThreads) / pairs;
+  check(args.num_tokens <= most_tokens, "tokens ", args.num_tokens, ": expected at most ", most_tokens);
   const int64_t ctas = (args.num_tokens * pairs + kRopeThreads - 1) / kRopeThreads;
-  check(ctas <= INT32_MAX, "tokens ", args.num_tokens, ": expected at most ", INT32_MAX, " CTAs of angles");
   launch_programmatic(quaver_rope_table<kRopeThreads>, dim3(static_cast<unsigned>(ctas)), kRopeThreads, 0, stream,
                       RopeTableParameters{.positions = args.positions,
                                           .frequencies = args.frequencies,
                                           .rotary_pairs = args.rotary_pairs,
                                           .pairs = pairs,
-                                          .num_tokens = args.num_tokens,
+                                          .num_tokens = static_cast<int>(args.num_tokens),
                                           .table = reinterpret_cast<float2*>(args.table)});
 }
 

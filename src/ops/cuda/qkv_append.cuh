@@ -67,12 +67,12 @@ __device__ __forceinline__ void store_head(const Destination& to, const HeadPart
 
 /// `kLanes` lanes have a head: a power of two, at least head_dim / 16. `item` counts chunks of heads, then tokens.
 template <int kLanes>
-__device__ __forceinline__ void write_heads(const QkvParameters& p, int64_t item) {
+__device__ __forceinline__ void write_heads(const QkvParameters& p, int item) {
   constexpr int kTokens = 32 / kLanes;
   const int chunks = p.q_chunks + p.k_chunks + p.v_chunks;
   const auto lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t token = item / chunks * kTokens + lane / kLanes;
-  const HeadRange range = head_range(p, static_cast<int>(item % chunks));
+  const int64_t token = int64_t{item / chunks} * kTokens + lane / kLanes;
+  const HeadRange range = head_range(p, item % chunks);
   const int column = lane % kLanes * kVector;
   const int half = p.head_dim() / 2;
   const bool active = token < p.num_tokens && column < half;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void write_heads(const QkvParameters& p, int64_t item
     weights = {load_constants(norm + column), load_constants(norm + column + half)};
   }
   ptx::grid_dependency_wait();
-  if (item / chunks * kTokens >= p.num_tokens) return;
+  if (token - lane / kLanes >= p.num_tokens) return;
   const bool rotates = active && !is_v && column < p.table_pairs;
   Angles angles{};
   if (rotates) angles = load_angles(p.rope_table + 2 * (token * p.table_pairs + column));
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kQkvThreads, kQkvCtasPerSm)
   if (block < p.v_ctas) {
     write_v_tile<kLanes>(p, block);
   } else {
-    write_heads<kLanes>(p, int64_t{block - p.v_ctas} * kQkvWarps + threadIdx.x / 32);
+    write_heads<kLanes>(p, (block - p.v_ctas) * kQkvWarps + static_cast<int>(threadIdx.x / 32));
   }
 }
 

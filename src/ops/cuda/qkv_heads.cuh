@@ -30,6 +30,7 @@ struct QkvParameters {
   append::Target target{};
   int v_ctas = 0;          ///< at the front of the grid: they write tiles of V, for FP8 pages
   int v_tile_heads = 1;    ///< heads of a tile that a CTA takes, one after another
+  int v_tile_parts = 1;    ///< CTAs of a tile: ceil(heads / v_tile_heads)
   int heads_per_warp = 1;  ///< of a token, one after another
   int q_chunks = 0;        ///< ceil(heads / heads_per_warp)
   int k_chunks = 0;

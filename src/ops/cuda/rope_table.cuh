@@ -13,7 +13,7 @@ struct RopeTableParameters {
   const float* frequencies = nullptr;
   int rotary_pairs = 0;
   int pairs = 0;  ///< of a row of the table: padded with angles of 0
-  int64_t num_tokens = 0;
+  int num_tokens = 0;
   float2* table = nullptr;
 };
 
@@ -22,9 +22,9 @@ template <int kThreads>
 __global__ void __launch_bounds__(kThreads) quaver_rope_table(const __grid_constant__ RopeTableParameters p) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t token = index / p.pairs;
-  const auto pair = static_cast<int>(index % p.pairs);
+  const auto index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  const int token = index / p.pairs;
+  const int pair = index % p.pairs;
   if (token >= p.num_tokens) return;
   float2 entry{1.0F, 0.0F};
   if (pair < p.rotary_pairs) {

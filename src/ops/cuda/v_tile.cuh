@@ -107,9 +107,8 @@ template <int kLanes>
 __device__ __forceinline__ void write_v_tile(const QkvParameters& p, int block) {
   __shared__ VCodes<kLanes> codes[2];
   const auto thread = static_cast<int>(threadIdx.x);
-  const int parts = (p.num_kv_heads() + p.v_tile_heads - 1) / p.v_tile_heads;
-  const int64_t first = int64_t{block / parts} * append::kVBlock;
-  const int begin = block % parts * p.v_tile_heads;
+  const int64_t first = int64_t{block / p.v_tile_parts} * append::kVBlock;
+  const int begin = block % p.v_tile_parts * p.v_tile_heads;
   const int end = min(begin + p.v_tile_heads, p.num_kv_heads());
   ptx::grid_dependency_wait();
   const append::VTile tile = append::find_blocks([&](int64_t token) { return p.slot(token); }, first, thread % 32);
