@@ -71,6 +71,17 @@ TEST(Ops, FinalNormGathersRows) {
   check_final_norm(5, 5376);
 }
 
+// Lanes, warps and CTAs in any order: no sum or scale is read before it is complete.
+TEST(Ops, AnyOrderOfThreads) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    const simt::RandomOrder order(seed);
+    check_add_norm_quantize({InputKind::kPerToken, 3, 2560}, 0.9F);
+    check_norm_quantize({InputKind::kPerBlock, 3, 640});
+    check_geglu_quantize({InputKind::kPerToken, 2, 8448});
+    check_quantize({InputKind::kPerToken, 2, 4096});
+  }
+}
+
 KvLayout layout(KvDtype dtype, int heads, int dim, int page_size) {
   return {.dtype = dtype, .num_kv_heads = heads, .head_dim_k = dim, .head_dim_v = dim, .page_size = page_size};
 }
