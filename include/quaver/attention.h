@@ -46,6 +46,7 @@ struct AttentionProblem {
   bool batch_invariant = false;      ///< results must not depend on batch-mates
   Precision precision = Precision::kAuto;
   std::optional<AttentionKernel> kernel;  ///< the user's override: kept, or refused with a reason
+  friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 
 /// What will run. Printable with to_string(); produced only by plan_attention().

@@ -7,5 +7,6 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from quaver._quaver import __version__
+from quaver.direct_attention import attention
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "attention"]

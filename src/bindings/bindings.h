@@ -7,6 +7,7 @@ namespace quaver::bindings {
 
 void bind_errors(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
+void bind_direct_attention(nanobind::module_& module);
 void bind_kv_cache(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_generator(nanobind::module_& module);

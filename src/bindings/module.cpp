@@ -7,6 +7,7 @@ NB_MODULE(_quaver, module) {
   module.attr("__version__") = QUAVER_VERSION;
   quaver::bindings::bind_errors(module);
   quaver::bindings::bind_attention(module);
+  quaver::bindings::bind_direct_attention(module);
   quaver::bindings::bind_kv_cache(module);
   quaver::bindings::bind_model(module);
   quaver::bindings::bind_generator(module);
