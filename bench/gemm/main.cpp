@@ -8,6 +8,7 @@
 // runs). pct_read is the weights' bytes a second over the read ceiling of the same run; the yardsticks are cuBLASLt's
 // row-wise scales with promoted and with fast accumulation, and per-tensor scales with fast accumulation. The error is
 // that of the first 128 rows and up to 8 tokens against float64 on the same codes.
+// lm_head is the BF16 product of the head through cuBLASLt, its bytes those of weight, rows and logits.
 // With --plans all, the best plan of each size of cluster is measured too.
 #include <algorithm>
 #include <array>
@@ -94,6 +95,7 @@ class Bench {
             {"max_clusters", gemm_.max_clusters()},
             {"sm_clock_mhz", measure_sm_clock_mhz(stream_.get())},
             {"ceilings", {{"read_gbps", read}}},
+            {"lm_head", lt_ ? lm_head(read) : nlohmann::json()},
             {"cases", cases}};
   }
 
@@ -103,6 +105,27 @@ class Bench {
     const double us =
         timer_.median_us(4, [&](int, cudaStream_t s) { read_all(pool_.data(), kPoolBytes, sink.data(), s); });
     return static_cast<double>(kPoolBytes) / us / 1e3;
+  }
+
+  /// The LM head of 31B, BF16 through cuBLASLt with F32 logits: 2.8 GB of weights a call.
+  nlohmann::json lm_head(double read) {
+    constexpr int64_t kVocab = 262144;
+    constexpr int64_t kHidden = 5376;
+    DeviceBuffer<Bf16> weight(kVocab * kHidden);
+    fill_normal_e4m3(reinterpret_cast<uint8_t*>(weight.data()), static_cast<int64_t>(weight.bytes()), 3, stream_.get());
+    nlohmann::json cases;
+    for (const int64_t m : {1, 16, 64, 128, 256}) {
+      DeviceBuffer<Bf16> rows(m * kHidden);
+      fill_normal_e4m3(reinterpret_cast<uint8_t*>(rows.data()), static_cast<int64_t>(rows.bytes()), 4, stream_.get());
+      DeviceBuffer<float> logits(m * kVocab);
+      const TensorView out(logits.data(), DType::kF32, {m, kVocab}, kGpu);
+      const double us = timer_.median_us(4, [&](int, cudaStream_t s) {
+        lt_->multiply({.rows = weight.data(), .n = kVocab, .k = kHidden}, rows.data(), m, out, s);
+      });
+      const double bytes = static_cast<double>(weight.bytes() + rows.bytes() + logits.bytes());
+      cases.push_back({{"m", m}, {"us", us}, {"pct_read", 100 * bytes / us / 1e3 / read}});
+    }
+    return cases;
   }
 
   nlohmann::json measure(const Product& product, int64_t m, double read) {
