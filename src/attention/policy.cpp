@@ -120,11 +120,11 @@ AttentionPlan fp8_plan(AttentionKernel kernel, tiles::KernelFamily family, const
   plan.max_rows = kernel == AttentionKernel::kDecodeFp8 ? tiles::kMaxDecodeRows : 0;
   const bool cut = family == tiles::KernelFamily::kDecode;  // prefill works on all keys of a row in one go
   plan.split_tokens = cut && problem.batch_invariant ? tiles::kFixedSplitTokens : 0;
-  // Where one instance serves both precisions (decode, head dim 512) `single` promotes too: measured free in decode.
-  // Prefill's own `single` at 256 has no registers for a second S.
-  const bool own_single =
-      plan.precision == Precision::kSingle && family == tiles::KernelFamily::kPrefill && head_dim <= 256;
-  plan.promote_qk = head_dim >= 256 && !own_single;
+  // The decode kernel promotes in `single` too: measured free, and one instance serves both. Prefill does where it has
+  // registers for a second S, which `single` at 256 has not.
+  const bool no_registers =
+      plan.precision == Precision::kSingle && family == tiles::KernelFamily::kPrefill && head_dim == 256;
+  plan.promote_qk = head_dim >= 256 && !no_registers;
   return plan;
 }
 

@@ -118,14 +118,14 @@ INSTANTIATE_TEST_SUITE_P(HeadDims, DecodeDims,
                          ::testing::Combine(::testing::Values(64, 256),
                                             ::testing::Values(Precision::kSplit, Precision::kSingle)));
 
-class PrefillDims : public ::testing::TestWithParam<int> {};
+class PrefillModes : public ::testing::TestWithParam<PrefillMode> {};
 
-TEST_P(PrefillDims, IsItsArithmetic) {
-  const int head_dim = GetParam();
+TEST_P(PrefillModes, AreTheirArithmetic) {
+  const auto [head_dim, precision] = GetParam();
   const Shape shapes[] = {
       {.name = "one", .query_lens = {1}, .kv_lens = {1}},
       {.name = "ragged",  // B14: more queries than keys
-       .query_lens = {70, 0, 5, 33, 1},
+       .query_lens = {50, 0, 5, 33, 1},
        .kv_lens = {150, 40, 2, 33, 300},
        .kv_heads = 1,
        .group = 3,
@@ -136,7 +136,7 @@ TEST_P(PrefillDims, IsItsArithmetic) {
        .query_lens = {130},
        .kv_lens = {400},
        .kv_heads = 2,
-       .page_size = 32,
+       .page_size = 128,
        .window = 100,
        .softcap = 30.0F},
   };
@@ -145,12 +145,46 @@ TEST_P(PrefillDims, IsItsArithmetic) {
     Case host = make_case(shape, {.head_dim_k = head_dim, .head_dim_v = head_dim});
     AttentionProblem problem = host.problem;
     problem.arch = 90;
-    const AttentionPlan plan = prefill_plan(problem, Precision::kSingle);
+    const AttentionPlan plan = prefill_plan(problem, precision);
     expect_emulated(host, plan, problem);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(HeadDims, PrefillDims, ::testing::Values(64, 256));
+// The two multiprocessors have one long item beside short ones: it is cut over its keys. Rows of the last sequence see
+// no key, rows of the first none of some part when there is a window.
+TEST_P(PrefillModes, PartsAddUp) {
+  const auto [head_dim, precision] = GetParam();
+  for (const int window : {0, 1100}) {
+    SCOPED_TRACE(window);
+    const Case host = make_case({.name = "parts",
+                                 .query_lens = {21, 3, 5},
+                                 .kv_lens = {1500, 20, 0},
+                                 .group = 2,
+                                 .window = window,
+                                 .sinks = true,
+                                 .scales = true},
+                                {.head_dim_k = head_dim, .head_dim_v = head_dim});
+    DeviceCase device(host);
+    const AttentionPlan plan = prefill_plan(device.problem, precision);
+    DeviceAttention attention(device.problem, plan, query_device(0), device.limits());
+    const Outputs parts = device.run(attention);
+    device.problem.batch_invariant = true;  // nothing is cut
+    const Outputs whole = device.run(plan);
+    EXPECT_FALSE(parts == whole) << "expected other FP32 sums";
+    EXPECT_LE(relative_l2(parts.values(), whole.values()), 2e-5);
+    for (size_t i = 0; i < whole.lse.size(); ++i) {
+      if (parts.lse[i] == whole.lse[i]) continue;  // -inf too
+      EXPECT_NEAR(parts.lse[i], whole.lse[i], 2e-5F) << "row " << i;
+    }
+    const simt::RandomOrder order(3);
+    EXPECT_TRUE(parts == device.run(attention)) << "another order of threads";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, PrefillModes,
+                         ::testing::Values(PrefillMode{64, Precision::kSingle}, PrefillMode{64, Precision::kSplit},
+                                           PrefillMode{256, Precision::kSingle}, PrefillMode{256, Precision::kSplit},
+                                           PrefillMode{512, Precision::kSingle}, PrefillMode{512, Precision::kSplit}));
 
 TEST(General, MatchesFloat64) {
   const Shape shapes[] = {

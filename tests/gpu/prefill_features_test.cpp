@@ -303,24 +303,14 @@ TEST_P(PrefillEmulation, AgreesBeforeRounding) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, PrefillEmulation, ::testing::ValuesIn(prefill_modes()));
 
-/// Steps of the 16-bit grid between two BF16 values.
-int bf16_steps(Bf16 a, Bf16 b) {
-  const auto ordered = [](Bf16 x) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, &x, sizeof(bits));
-    return (bits & 0x8000U) != 0 ? -static_cast<int>(bits & 0x7FFFU) : static_cast<int>(bits);
-  };
-  return std::abs(ordered(a) - ordered(b));
-}
-
-// B26: prefill and decode of the same rows in the same mode. With equal tiles (up to head dim 128) they differ by at
-// most one BF16 step in 99.9 % of the outputs. At 192 the decode kernel has other tiles: other truncations in the
-// tensor core show in outputs near zero. At 256 it also promotes QK, which moves a P across a rounding edge of E4M3 now
-// and then.
-class PrefillAndDecode : public ::testing::TestWithParam<int> {};
+// B26: prefill and decode of the same rows in the same mode. With equal tiles and promotion (all but 192 and 256) they
+// differ by at most one BF16 step in 99.9 % of the outputs. At 192 and 256 the decode kernel has tiles of 64: other
+// truncations in the tensor core show in outputs near zero. At 256 `single` is also promoted in decode only, which
+// moves a P across a rounding edge of E4M3 now and then. docs/numerics.md has what the emulation says of each.
+class PrefillAndDecode : public ::testing::TestWithParam<PrefillMode> {};
 
 TEST_P(PrefillAndDecode, Agree) {
-  const int head_dim = GetParam();
+  const auto [head_dim, precision] = GetParam();
   for (const int window : {0, 300}) {
     const Case host({.query_lens = std::vector<int32_t>(6, 8),
                      .kv_lens = {1000, 77, 8, 3000, 129, 500},
@@ -328,24 +318,26 @@ TEST_P(PrefillAndDecode, Agree) {
                      .kv = layout(4, head_dim),
                      .window = window});
     DeviceCase device(host);
-    const Outputs prefill = run_single(device);
-    const Outputs decode = device.run(decode_plan(device.problem, Precision::kSingle));
-    size_t far = 0;
-    for (size_t i = 0; i < prefill.bf16.size(); ++i) {
-      if (bf16_steps(prefill.bf16[i], decode.bf16[i]) > 1) ++far;
-    }
+    const AttentionPlan prefill_kernel = prefill_plan(device.problem, precision);
+    const AttentionPlan decode_kernel = decode_plan(device.problem, precision);
+    const Outputs prefill = device.run(prefill_kernel);
+    const Outputs decode = device.run(decode_kernel);
+    const double far = beyond_one_step(prefill.bf16, decode.bf16);
     const double difference = relative_l2(prefill.values(), decode.values());
-    std::printf("prefill and decode, d%d window %d: %zu of %zu beyond one step, relative L2 %.1e\n", head_dim, window,
-                far, prefill.bf16.size(), difference);
-    if (head_dim <= 128) {
-      EXPECT_LE(static_cast<double>(far), 1e-3 * static_cast<double>(prefill.bf16.size()));
+    std::printf("prefill and decode, d%d %s window %d: %.3f %% beyond one step, relative L2 %.1e\n", head_dim,
+                precision_name(precision).data(), window, 100 * far, difference);
+    if (prefill_kernel.promote_qk != decode_kernel.promote_qk) {
+      EXPECT_LE(far, 0.12);
+      EXPECT_LE(difference, 1e-2);
+    } else {
+      EXPECT_LE(far, prefill_kernel.kv_tile == decode_kernel.kv_tile ? 1e-3 : 1e-2);
+      EXPECT_LE(difference, 2e-3);
     }
-    EXPECT_LE(difference, head_dim < 256 ? 2e-3 : 1e-2);
-    for (size_t i = 0; i < prefill.lse.size(); ++i) EXPECT_NEAR(prefill.lse[i], decode.lse[i], 5e-4F);
+    for (size_t i = 0; i < prefill.lse.size(); ++i) EXPECT_NEAR(prefill.lse[i], decode.lse[i], 1e-3F);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(HeadDims, PrefillAndDecode, ::testing::Values(64, 96, 128, 192, 256));
+INSTANTIATE_TEST_SUITE_P(Modes, PrefillAndDecode, ::testing::ValuesIn(prefill_modes()));
 
 // Prompts that fill the grid many times, against the general kernel's FP32 on the same cache.
 class PrefillLarge : public ::testing::TestWithParam<std::tuple<int, int>> {};
@@ -371,7 +363,7 @@ TEST_P(PrefillLarge, MatchesTheGeneralKernel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, PrefillLarge,
-                         ::testing::Combine(::testing::Values(64, 128, 256), ::testing::Values(0, 1024)));
+                         ::testing::Combine(::testing::Values(64, 128, 256, 512), ::testing::Values(0, 1024)));
 
 }  // namespace
 }  // namespace quaver::testing

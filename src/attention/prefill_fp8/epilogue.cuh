@@ -42,52 +42,57 @@ struct RowTarget {
   float scale = 1.0F;  ///< of the values
 };
 
+/// The thread that writes what belongs to a whole row.
+__device__ __forceinline__ bool writes_row_state(int column) {
+  return threadIdx.x % 4 == 0 && column == 0;
+}
+
 /// Row `row` of a part, for the combine kernel. If it sees none of the part's keys it has kNoMaximum and weighs
 /// nothing.
-__device__ __forceinline__ RowTarget part_target(const Parameters& p, const Item& item, int row, int head_dim,
-                                                 float maximum, float sum) {
+__device__ __forceinline__ RowTarget part_target(const Parameters& p, const Item& item, int row, int column,
+                                                 int head_dim, float maximum, float sum) {
   const schedule::RowBlock& block = item.block;
   const int slot = block.head_slot(item.head) + block.part;
   const int64_t line = int64_t{slot} * p.partials.max_rows + (row - block.first_row);
-  if (threadIdx.x % 4 == 0) __stcg(p.partials.max_sum + line, make_float2(maximum, sum));
-  return {.values = p.partials.out + line * head_dim, .f32 = true};
+  if (writes_row_state(column)) __stcg(p.partials.max_sum + line, make_float2(maximum, sum));
+  return {.values = p.partials.out + line * head_dim + column, .f32 = true};
 }
 
-__device__ __forceinline__ RowTarget output_target(const Parameters& p, const Item& item, int row, float maximum,
-                                                   float sum) {
+__device__ __forceinline__ RowTarget output_target(const Parameters& p, const Item& item, int row, int column,
+                                                   float maximum, float sum) {
   const int token = item.block.query_begin + tiles::row_token(row, p.group);
   const int query_head = item.head * p.group + tiles::row_head(row, p.group);
   const combine::RowResult result =
       combine::finish_row(p.output, maximum, sum, item.block.sequence, item.head, query_head);
-  if (threadIdx.x % 4 == 0 && p.output.lse != nullptr) {
+  if (writes_row_state(column) && p.output.lse != nullptr) {
     p.output.lse[token * p.output.lse_strides.token + query_head * p.output.lse_strides.head] = result.lse;
   }
-  const int64_t offset = token * p.output.out_strides.token + query_head * p.output.out_strides.head;
+  const int64_t offset = token * p.output.out_strides.token + query_head * p.output.out_strides.head + column;
   if (p.output.out_f32) {
     return {.values = static_cast<float*>(p.output.out) + offset, .f32 = true, .scale = result.scale};
   }
   return {.values = static_cast<__nv_bfloat16*>(p.output.out) + offset, .scale = result.scale};
 }
 
-/// Row i of a thread (`single` has a second one, 8 rows further); lanes of a quad hold the same row. `valid`: the row
-/// exists.
+/// Row i of a thread (`single` has a second one, 8 rows further), from `column` on; lanes of a quad hold the same row.
+/// `valid`: the row exists.
 template <class Traits>
-__device__ __forceinline__ void write_row(const Parameters& p, const Item& item, int row, bool valid, int i,
+__device__ __forceinline__ void write_row(const Parameters& p, const Item& item, int row, int column, bool valid, int i,
                                           const RowState<Traits>& state) {
   float sum = state.sum[i];
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
   RowTarget target;
   if (valid && item.block.num_parts > 1) {
-    target = part_target(p, item, row, Traits::kHeadDim, state.maximum[i], sum);
+    target = part_target(p, item, row, column, Traits::kHeadDim, state.maximum[i], sum);
   } else if (valid) {
-    target = output_target(p, item, row, state.maximum[i], sum);
+    target = output_target(p, item, row, column, state.maximum[i], sum);
   }
   const auto t = static_cast<int>(threadIdx.x) % 4;
   if (__any_sync(kAllLanes, target.f32)) {
     auto* values = static_cast<float*>(target.values);
 #pragma unroll
-    for (int j = 0; j < Traits::kHeadDim / 8; ++j) {
+    for (int j = 0; j < Traits::kValueColumns / 8; ++j) {
       if (!valid) continue;
       __stcg(reinterpret_cast<float2*>(values + 8 * j + 2 * t),
              make_float2(state.out[Traits::place(j, i)] * target.scale,
@@ -96,7 +101,7 @@ __device__ __forceinline__ void write_row(const Parameters& p, const Item& item,
     return;
   }
 #pragma unroll
-  for (int j = 0; j < Traits::kHeadDim / 8; j += 4) {
+  for (int j = 0; j < Traits::kValueColumns / 8; j += 4) {
     uint32_t words[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {

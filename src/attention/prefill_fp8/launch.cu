@@ -16,14 +16,10 @@ namespace {
 /// an item (32 to 64) start and end in one wave.
 constexpr int kItemsAtOnce = 8;
 
-/// Calls action(Instance<…>{}). At head dim 512 the `split` instance serves `single` too, with lo parts of zero.
+/// Calls action(Instance<…>{}).
 template <class Action>
 void with_instance(int head_dim, Precision precision, Action action) {
-  if (head_dim == 512) {
-    action(Instance<512, true>{});
-    return;
-  }
-  with_value<64, 96, 128, 192, 256>(head_dim, [&](auto dim) {
+  with_value<64, 96, 128, 192, 256, 512>(head_dim, [&](auto dim) {
     if (precision == Precision::kSplit) {
       action(Instance<decltype(dim)::value, true>{});
     } else {
@@ -100,8 +96,7 @@ void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
                               .group = shape.group,
                               .work = work_->view(),
                               .output = output,
-                              .partials = partials,
-                              .low_part_mask = plan_.precision == Precision::kSingle ? 0U : ~0U};
+                              .partials = partials};
   with_instance(problem_.kv.head_dim_k, plan_.precision,
                 [&](auto instance) { instance.launch(parameters, grid_, stream); });
   if (problem_.batch_invariant) return;

@@ -50,14 +50,17 @@ __device__ __forceinline__ void issue_scores(uint32_t query_low, int stage, int 
   ptx::wgmma_commit();
 }
 
-/// Adds hi + lo/16 of one chunk of columns to S.
+/// Adds the accumulators of one chunk of columns, in `split` hi + lo/16, to S.
 template <class Traits>
-__device__ __forceinline__ void join_scores(int chunk, float (&x)[Traits::kTile / 2], float (&s)[Traits::kScores]) {
+__device__ __forceinline__ void add_scores(int chunk, float (&x)[Traits::kTile / 2], float (&s)[Traits::kScores]) {
   ptx::pin(x);
 #pragma unroll
   for (int i = 0; i < Traits::kScores; ++i) {
-    const int high = i / 2 * 4 + i % 2;
-    const float part = join_parts(x[high], x[high + 2]);
+    float part = x[i];
+    if constexpr (Traits::kSplit) {
+      const int high = i / 2 * 4 + i % 2;
+      part = join_parts(x[high], x[high + 2]);
+    }
     s[i] = chunk == 0 ? part : s[i] + part;
   }
 }
@@ -65,32 +68,32 @@ __device__ __forceinline__ void join_scores(int chunk, float (&x)[Traits::kTile 
 /// S of one tile.
 template <class Traits>
 __device__ __forceinline__ void compute_scores(uint32_t query_low, int stage, float (&s)[Traits::kScores]) {
-  if constexpr (!Traits::kSplit) {
+  constexpr int kChunks = Traits::kScoreChunks;
+  if constexpr (!Traits::kSplit && kChunks == 1) {
     issue_scores<Traits>(query_low, stage, 0, s);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-  } else if constexpr (Traits::kScoreChunks == 1) {
+  } else if constexpr (!Traits::kSplit || kChunks == 1) {  // no registers for a second accumulator, or no need
     float x[Traits::kTile / 2];
-    issue_scores<Traits>(query_low, stage, 0, x);
-    ptx::wgmma_wait<0>();
-    join_scores<Traits>(0, x, s);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      issue_scores<Traits>(query_low, stage, chunk, x);
+      ptx::wgmma_wait<0>();
+      add_scores<Traits>(chunk, x, s);
+    }
   } else {
     float even[Traits::kTile / 2];
     float odd[Traits::kTile / 2];
     issue_scores<Traits>(query_low, stage, 0, even);
-#pragma unroll
-    for (int chunk = 0; chunk < Traits::kScoreChunks; chunk += 2) {
-      issue_scores<Traits>(query_low, stage, chunk + 1, odd);
+    static_for<kChunks / 2>([&](auto pair) {
+      constexpr int kChunk = 2 * decltype(pair)::value;
+      issue_scores<Traits>(query_low, stage, kChunk + 1, odd);
       ptx::wgmma_wait<1>();
-      join_scores<Traits>(chunk, even, s);
-      if (chunk + 2 < Traits::kScoreChunks) issue_scores<Traits>(query_low, stage, chunk + 2, even);
-      if (chunk + 2 < Traits::kScoreChunks) {
-        ptx::wgmma_wait<1>();
-      } else {
-        ptx::wgmma_wait<0>();
-      }
-      join_scores<Traits>(chunk + 1, odd, s);
-    }
+      add_scores<Traits>(kChunk, even, s);
+      if constexpr (kChunk + 2 < kChunks) issue_scores<Traits>(query_low, stage, kChunk + 2, even);
+      ptx::wgmma_wait<kChunk + 2 < kChunks ? 1 : 0>();
+      add_scores<Traits>(kChunk + 1, odd, s);
+    });
   }
 }
 
@@ -156,9 +159,8 @@ __device__ __forceinline__ void advance_maximum(const float (&scale)[Traits::kTh
 template <class Traits>
 __device__ __forceinline__ void exponentiate(const float (&scale)[Traits::kThreadRows],
                                              const float (&offset)[Traits::kThreadRows], int group,
-                                             const float (&s)[Traits::kScores], uint32_t low_part_mask,
-                                             float (&sum)[Traits::kThreadRows], uint32_t& first_codes,
-                                             uint32_t& second_codes) {
+                                             const float (&s)[Traits::kScores], float (&sum)[Traits::kThreadRows],
+                                             uint32_t& first_codes, uint32_t& second_codes) {
   constexpr int kCount = 4 * Traits::kThreadRows;
   float p[kCount];
 #pragma unroll
@@ -169,7 +171,7 @@ __device__ __forceinline__ void exponentiate(const float (&scale)[Traits::kThrea
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) sum[Traits::thread_row(i)] += p[i] + p[i + 1];
   if constexpr (Traits::kSplit) {
-    const SplitCodes codes = split_e4m3x4(p[0], p[1], p[2], p[3], low_part_mask);
+    const SplitCodes codes = split_e4m3x4(p[0], p[1], p[2], p[3], ~0U);
     first_codes = codes.high;
     second_codes = codes.low;
   } else {
@@ -183,8 +185,10 @@ __device__ __forceinline__ void exponentiate(const float (&scale)[Traits::kThrea
 template <class Traits>
 class ValueSteps {
  public:
-  __device__ __forceinline__ ValueSteps(int stage, const uint32_t (&codes)[Traits::kTile / 32][4])
-      : value_low_(ptx::descriptor_low(Traits::kValues, 16 * Traits::kHeadDim) + stage * (Traits::kTileBytes >> 4)),
+  /// `column`: first of the warpgroup's columns, which lie 16 bytes apart.
+  __device__ __forceinline__ ValueSteps(int stage, int column, const uint32_t (&codes)[Traits::kTile / 32][4])
+      : value_low_(ptx::descriptor_low(Traits::kValues, 16 * Traits::kHeadDim) + stage * (Traits::kTileBytes >> 4) +
+                   column),
         codes_(codes) {}
 
   template <class Release>
@@ -304,11 +308,14 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
     uint32_t codes[Traits::kTile / 32][4];
 #pragma unroll
     for (int group = 0; group < Traits::kTile / 16; ++group) {
-      exponentiate<Traits>(scale, offset, group, s, p.low_part_mask, state.sum, codes[group / 2][group % 2 * 2],
+      exponentiate<Traits>(scale, offset, group, s, state.sum, codes[group / 2][group % 2 * 2],
                            codes[group / 2][group % 2 * 2 + 1]);
     }
     ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[slot.slot]), slot.parity);
-    ValueSteps<Traits>(slot.slot, codes).run(factor, state.out, [&] { release(shared.value_empty[slot.slot]); });
+    const int column = warpgroup % Traits::kColumnGroups * Traits::kValueColumns;
+    ValueSteps<Traits>(slot.slot, column, codes).run(factor, state.out, [&] {
+      release(shared.value_empty[slot.slot]);
+    });
     slot.advance();
   }
   if (first < last) skip_to(last, tile_end);

@@ -35,8 +35,7 @@ struct Parameters {
   int group = 1;  ///< query heads of one kv head
   schedule::BlockListView work{};
   Output output{};
-  Partials partials{};           ///< of items that are parts of a block
-  uint32_t low_part_mask = ~0U;  ///< of the `split` instances: all ones; 0 makes them compute `single`
+  Partials partials{};  ///< of items that are parts of a block
 };
 
 }  // namespace quaver::prefill_fp8

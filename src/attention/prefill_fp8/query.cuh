@@ -39,7 +39,7 @@ __device__ __forceinline__ uint2 quantize(const uint4& values, float factor) {
 /// Sixteen columns of a row to shared memory.
 template <class Traits>
 __device__ __forceinline__ void store_codes(const uint4& first, const uint4& second, float factor,
-                                            uint32_t low_part_mask, uint8_t* destination) {
+                                            uint8_t* destination) {
   if constexpr (Traits::kSplit) {
     SplitCodes codes[4];
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_codes(const uint4& first, const uint4& sec
       const uint4& values = i < 2 ? first : second;
       const float2 ab = to_float2(i % 2 == 0 ? values.x : values.z);
       const float2 cd = to_float2(i % 2 == 0 ? values.y : values.w);
-      codes[i] = split_e4m3x4(ab.x * factor, ab.y * factor, cd.x * factor, cd.y * factor, low_part_mask);
+      codes[i] = split_e4m3x4(ab.x * factor, ab.y * factor, cd.x * factor, cd.y * factor, ~0U);
     }
     *reinterpret_cast<uint4*>(destination) = make_uint4(codes[0].high, codes[1].high, codes[2].high, codes[3].high);
     *reinterpret_cast<uint4*>(destination + 8 * Traits::kHeadDim) =
@@ -66,16 +66,16 @@ __device__ __forceinline__ float logit_scale(const Parameters& p, const Item& it
   return scale * (p.q_descale.at(item.block.sequence, item.head) * p.k_descale.at(item.block.sequence, item.head));
 }
 
-/// The tiles that the rows of each math warpgroup see; one lane a warpgroup.
+/// The tiles that the rows of each math warpgroup see; one lane a group of rows.
 template <class Traits>
-__device__ __forceinline__ void write_tiles(const Parameters& p, const Item& item, int warpgroup,
+__device__ __forceinline__ void write_tiles(const Parameters& p, const Item& item, int row_group,
                                             QueryInfo<Traits>& info) {
   const schedule::RowBlock& block = item.block;
   const schedule::TokenRange tokens = schedule::row_tokens(
-      p.group, block.query_len, block.first_row + warpgroup * Traits::kWarpgroupRows, Traits::kWarpgroupRows);
+      p.group, block.query_len, block.first_row + row_group * Traits::kWarpgroupRows, Traits::kWarpgroupRows);
   const tiles::TileRange range = tiles::tile_range(
       tiles::visible_keys(p.mask, block.kv_len, block.query_len, tokens.first, tokens.last), Traits::kTile);
-  info.tiles[warpgroup] = {.first = max(static_cast<int>(range.first), block.tile_begin),
+  info.tiles[row_group] = {.first = max(static_cast<int>(range.first), block.tile_begin),
                            .full_first = static_cast<int>(range.full_first),
                            .full_last = static_cast<int>(range.full_last),
                            .last = min(static_cast<int>(range.last), block.tile_end)};
@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_query(const Parameters& p, const Item& item
   const auto lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 - Traits::kMathWarps - 1;
   const int first_column = lane % 4 * 16;
-  if (warp == 0 && lane < Traits::kWarpgroups) write_tiles<Traits>(p, item, lane, info);
+  if (warp == 0 && lane < Traits::kRowGroups) write_tiles<Traits>(p, item, lane, info);
   const int last_row = item.block.query_len * p.group - 1;  // rows past it repeat it; they reach no result
   for (int rows = warp * 8; rows < Traits::kRows; rows += Traits::kQueryWarps * 8) {
     const int row = min(item.block.first_row + rows + lane / 4, last_row);
@@ -123,8 +123,7 @@ __device__ __forceinline__ void load_query(const Parameters& p, const Item& item
 #pragma unroll 2
     for (int i = 0; i < kSteps; ++i) {
       if (first_column + 64 * i >= Traits::kHeadDim) break;
-      store_codes<Traits>(__ldg(source + 8 * i), __ldg(source + 8 * i + 1), factor, p.low_part_mask,
-                          destination + i * 512);
+      store_codes<Traits>(__ldg(source + 8 * i), __ldg(source + 8 * i + 1), factor, destination + i * 512);
     }
   }
   ptx::fence_proxy_async_shared();

@@ -16,13 +16,14 @@ inline constexpr uint32_t kSharedBase = 1024;
 
 /// What differs between head dims and precisions.
 struct PrefillConfig {
-  int warpgroups;       ///< math warpgroups: 64 query rows each in `single`, 32 in `split`
+  int warpgroups;       ///< math warpgroups, 64 query rows each in `single`, 32 in `split` …
   int stages;           ///< K tiles, and as many V tiles, in shared memory
   int value_chunk;      ///< columns of even PV steps ...
   int odd_value_chunk;  ///< ... and of odd ones, in a second accumulator; 0: one accumulator
   int math_registers;
   int load_registers;
   int query_buffers = 2;  ///< 1: Q of the next item is made after the last tile of this one
+  int column_groups = 1;  ///< … which this many neighbours share: each has its part of the columns of O
 };
 
 /// Two warpgroups alternate between tensor core and softmax; where O leaves room for a third one, it gains 3 to 5 %.
@@ -33,7 +34,8 @@ struct PrefillConfig {
     case 96: return {3, 6, 96, 0, 152, 56};
     case 128: return {3, 5, 64, 0, 152, 56};
     case 192: return {2, 3, 64, 32, 224, 56};
-    default: return {2, 2, 64, 32, 224, 56};
+    case 256: return {2, 2, 64, 32, 224, 56};
+    default: return {2, 2, 64, 32, 224, 56, 2, 2};
   }
 }
 
@@ -59,11 +61,14 @@ struct PrefillTraits {
   static constexpr int kTile = tiles::kv_tile(tiles::KernelFamily::kPrefill, kHeadDim);
   static constexpr int kWarpgroups = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
-  static constexpr int kThreadRows = kSplit ? 1 : 2;           ///< query rows that a thread holds
-  static constexpr int kWarpgroupRows = 32 * kThreadRows;      ///< query rows of a warpgroup
-  static constexpr int kRows = kWarpgroupRows * kWarpgroups;   ///< of an item
-  static constexpr int kScores = kTile / 4 * kThreadRows;      ///< of a thread, in a tile
-  static constexpr int kOutputs = kHeadDim / 4 * kThreadRows;  ///< of a thread
+  static constexpr int kThreadRows = kSplit ? 1 : 2;       ///< query rows that a thread holds
+  static constexpr int kWarpgroupRows = 32 * kThreadRows;  ///< query rows of a warpgroup
+  static constexpr int kColumnGroups = kConfig.column_groups;
+  static constexpr int kRowGroups = kWarpgroups / kColumnGroups;
+  static constexpr int kRows = kWarpgroupRows * kRowGroups;         ///< of an item
+  static constexpr int kValueColumns = kHeadDim / kColumnGroups;    ///< of a warpgroup
+  static constexpr int kScores = kTile / 4 * kThreadRows;           ///< of a thread, in a tile
+  static constexpr int kOutputs = kValueColumns / 4 * kThreadRows;  ///< of a thread
   static constexpr int kMathThreads = 128 * kWarpgroups;
   static constexpr int kThreads = kMathThreads + 128;  ///< the last warpgroup loads
   static constexpr int kMathWarps = 4 * kWarpgroups;
@@ -71,9 +76,9 @@ struct PrefillTraits {
   static constexpr int kMathRegisters = kConfig.math_registers;
   static constexpr int kLoadRegisters = kConfig.load_registers;
 
-  /// `split` adds QK accumulators up in FP32 every 128 columns from head dim 256 on: the tensor core keeps 13 fraction
-  /// bits, which shows on peaked data (docs/numerics.md).
-  static constexpr int kScoreChunk = kSplit && kHeadDim >= 256 ? 128 : kHeadDim;
+  /// QK accumulators are added up in FP32 every 128 columns from head dim 256 on: the tensor core keeps 13 fraction
+  /// bits, which shows on peaked data (docs/numerics.md). `single` at 256 has no registers for it.
+  static constexpr int kScoreChunk = kHeadDim > 256 || (kSplit && kHeadDim == 256) ? 128 : kHeadDim;
   static constexpr int kScoreChunks = kHeadDim / kScoreChunk;
 
   /// A thread's registers of S and O: two columns of each of its rows, then those 8 columns further.
@@ -93,7 +98,7 @@ struct PrefillTraits {
   }
   [[nodiscard]] static constexpr int count_chunks() {
     int chunks = 0;
-    while (chunk_begin(chunks) < kHeadDim) ++chunks;
+    while (chunk_begin(chunks) < kValueColumns) ++chunks;
     return chunks;
   }
   static constexpr int kChunks = count_chunks();
@@ -101,14 +106,14 @@ struct PrefillTraits {
 
   // Shared memory: one or two Q blocks, the K ring, the V ring, the state. Addresses are constants.
   static constexpr int kQueryBuffers = kConfig.query_buffers;
-  static constexpr int kQueryBytes = 64 * kWarpgroups * kHeadDim;
+  static constexpr int kQueryBytes = 64 * kRowGroups * kHeadDim;
   static constexpr int kTileBytes = kTile * kHeadDim;
   static constexpr uint32_t kQuery = kSharedBase;
   static constexpr uint32_t kKeys = kQuery + kQueryBuffers * kQueryBytes;
   static constexpr uint32_t kValues = kKeys + kStages * kTileBytes;
   static constexpr uint32_t kState = kValues + kStages * kTileBytes;
 
-  static_assert(chunk_begin(kChunks) == kHeadDim, "PV steps cover the columns");
+  static_assert(chunk_begin(kChunks) == kValueColumns, "PV steps cover the columns of a warpgroup");
   static_assert(kTile == 64 || kTile == 128, "a tile is one m64n64 or m64n128 step wide");
   static_assert(kMathRegisters * kWarpgroups + kLoadRegisters <= 65536 / kThreads / 8 * 8 * (kWarpgroups + 1),
                 "setmaxnreg moves registers only inside what the launch allocated; asking for more hangs");
@@ -139,7 +144,7 @@ struct WarpgroupTiles {
 template <class Traits>
 struct QueryInfo {
   RowInfo rows[Traits::kRows];
-  WarpgroupTiles tiles[Traits::kWarpgroups];
+  WarpgroupTiles tiles[Traits::kRowGroups];
 };
 
 /// Shared memory behind the tiles.

@@ -275,6 +275,36 @@ TEST(DecodeEqualsPrefill, TilesDifferOnlyByAccumulatorTruncation) {
   EXPECT_LT(worst, 1.5e-3);
 }
 
+// What sets prefill and decode apart in one mode, by outputs that are more than one BF16 step apart (docs/numerics.md):
+// the length of a tile, and the promotion of QK, which moves a P across a rounding edge of E4M3 now and then.
+TEST(DecodeEqualsPrefill, WhatMovesOutputsByMoreThanOneStep) {
+  Case host({.query_lens = {4, 4},
+             .kv_lens = {1000, 300},
+             .num_q_heads = 4,
+             .kv = {.num_kv_heads = 1, .head_dim_k = 256, .head_dim_v = 256, .page_size = 64}});
+  const auto apart = [&](EmulationOptions a, EmulationOptions b, Precision precision) {
+    a.precision = b.precision = precision;
+    static_cast<void>(run(host, a));
+    const std::vector<Bf16> first = host.out_bf16;
+    static_cast<void>(run(host, b));
+    return testing::beyond_one_step(first, host.out_bf16);
+  };
+  const EmulationOptions narrow{.kv_tile = 64};
+  const EmulationOptions wide{.kv_tile = 128};
+  const EmulationOptions promoted{.kv_tile = 64, .promote_qk = true};
+  const EmulationOptions fp32_narrow{.accumulator = Accumulator::kFp32, .kv_tile = 64};
+  const EmulationOptions fp32_wide{.accumulator = Accumulator::kFp32, .kv_tile = 128};
+  for (const Precision precision : {Precision::kSingle, Precision::kSplit}) {
+    const double tiles = apart(wide, narrow, precision);
+    const double promotion = apart(narrow, promoted, precision);
+    EXPECT_LT(tiles, 1e-2);
+    EXPECT_GT(tiles, 1e-3);
+    EXPECT_GT(promotion, 4 * tiles);
+    EXPECT_LT(promotion, precision == Precision::kSingle ? 0.15 : 0.07);
+    EXPECT_LT(apart(fp32_wide, fp32_narrow, precision), 1e-4);
+  }
+}
+
 // B17: a prompt in chunks gives the bits of the prompt in one piece.
 TEST(DecodeEqualsPrefill, ChunksGiveTheSameBits) {
   for (const int window : {0, 16}) {

@@ -202,8 +202,8 @@ TEST(Policy, DecodePromotesQkFromHeadDim256) {
   }
 }
 
-// Prefill's `single` at 256 does not; at 512 one instance serves both precisions.
-TEST(Policy, PrefillPromotesQkFrom256InSplit) {
+// `single` at 256 has no registers for a second S.
+TEST(Policy, PrefillPromotesQkFrom256ButInSingleThere) {
   for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
     for (const int head_dim : {64, 96, 128, 192, 256, 512}) {
       const bool promotes = head_dim == 512 || (head_dim == 256 && precision == Precision::kSplit);
@@ -245,8 +245,8 @@ TEST(Policy, PrefillTakesEitherPrecisionOnRequest) {
       problem.precision = precision;
       EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
       EXPECT_EQ(planned(problem).precision, precision);
-      EXPECT_SAYS(explain(problem), precision == Precision::kSplit ? "split: Q and P as hi + lo/16"
-                                                                   : "single: Q and P in E4M3");
+      EXPECT_SAYS(explain(problem),
+                  precision == Precision::kSplit ? "split: Q and P as hi + lo/16" : "single: Q and P in E4M3");
     }
   }
 }

@@ -10,8 +10,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <span>
 #include <vector>
@@ -72,6 +74,22 @@ struct Tolerance {
 };
 
 /// The table. `out` is the type of the output: BF16 rounding alone is 1.7e-3.
+/// Steps of the 16-bit grid between two BF16 values.
+[[nodiscard]] inline int bf16_steps(Bf16 a, Bf16 b) {
+  const auto ordered = [](Bf16 x) {
+    const auto bits = std::bit_cast<uint16_t>(x);
+    return (bits & 0x8000U) != 0 ? -static_cast<int>(bits & 0x7FFFU) : static_cast<int>(bits);
+  };
+  return std::abs(ordered(a) - ordered(b));
+}
+
+/// Share of the values that are more than one step apart.
+[[nodiscard]] inline double beyond_one_step(std::span<const Bf16> a, std::span<const Bf16> b) {
+  size_t far = 0;
+  for (size_t i = 0; i < a.size(); ++i) far += bf16_steps(a[i], b[i]) > 1 ? 1 : 0;
+  return static_cast<double>(far) / static_cast<double>(a.size());
+}
+
 [[nodiscard]] inline Tolerance tolerance(Precision precision, DType out) {
   const bool bf16 = out == DType::kBF16;
   switch (precision) {
