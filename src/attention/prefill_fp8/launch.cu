@@ -12,8 +12,8 @@
 namespace quaver::prefill_fp8 {
 namespace {
 
-/// Cut items that the combine kernel adds up at a time. It is launched whether any are or not: eight times the CTAs of
-/// an item (32 to 64) start and end in one wave.
+/// Cut items that the combine kernel adds up at a time, each with 24 to 64 CTAs. It is launched whether any item is cut
+/// or not, so the grid is no larger than what ends at once when there is nothing to do.
 constexpr int kItemsAtOnce = 8;
 
 /// Calls action(Instance<…>{}).
