@@ -41,7 +41,7 @@ class Subscription:
 
     def __init__(self) -> None:
         self._arrivals: list[Arrival] = []
-        self._failure: str | None = None
+        self._failure: RequestError | None = None
         self._news = asyncio.Event()
         self._live: dict[int, tuple[_Worker, int]] = {}  # by index
 
@@ -51,7 +51,7 @@ class Subscription:
         self._news.clear()
         arrivals, self._arrivals = self._arrivals, []
         if not arrivals and self._failure is not None:
-            raise RequestError(f"engine: {self._failure}", status=500, code="engine_failed")
+            raise self._failure
         if self._failure is not None:
             self._news.set()
         return arrivals
@@ -77,9 +77,9 @@ class Subscription:
         self._arrivals.append(arrival)
         self._news.set()
 
-    def _fail(self, index: int, reason: str) -> None:
+    def _fail(self, index: int, error: RequestError) -> None:
         self._live.pop(index, None)
-        self._failure = reason
+        self._failure = error
         self._news.set()
 
 
@@ -109,6 +109,13 @@ class EnginePool:
             subscription.close()
             raise
         return subscription
+
+    def end_all(self, error: RequestError) -> None:
+        """Ends whatever still runs, with an error."""
+        for worker in self._workers:
+            for request_id in list(worker.live):
+                worker.engine.abort(request_id)
+            worker.end_all(error)
 
     def statuses(self) -> list[dict[str, Any]]:
         return [
@@ -165,9 +172,12 @@ class _Worker:
 
     def fail(self, reason: str) -> None:
         self.failure = self.failure or reason or "failed"
+        self.end_all(_engine_failed(self.failure))
+
+    def end_all(self, error: RequestError) -> None:
         live, self.live = self.live, {}
         for subscription, index in live.values():
-            subscription._fail(index, self.failure)
+            subscription._fail(index, error)
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         failure = ""
@@ -194,6 +204,10 @@ class _Worker:
             if output.finish_reason is not None:
                 del self.live[output.request_id]
             if output.finish_reason == "error":
-                subscription._fail(index, output.error)
+                subscription._fail(index, _engine_failed(output.error))
             else:
                 subscription._push(Arrival(index, output, now))
+
+
+def _engine_failed(reason: str) -> RequestError:
+    return RequestError(f"engine: {reason}", status=500, code="engine_failed")

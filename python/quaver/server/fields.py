@@ -54,7 +54,7 @@ def refuse_unsupported(body: Mapping[str, Any], harmless: Mapping[str, tuple[Any
     for name in body.keys() & harmless.keys():
         value = body[name]
         if value is not None and not any(type(value) is type(ok) and value == ok for ok in harmless[name]):
-            allowed = " or ".join(show(ok) for ok in (None, *harmless[name]))
+            allowed = " or ".join(json.dumps(ok) for ok in (None, *harmless[name]))
             fail(name, value, f"{allowed}, this server does not support it")
 
 

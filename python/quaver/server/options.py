@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,13 @@ def _add_server(group: Any) -> None:
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all (default %(default)s)")
     add("--port", type=int, default=8000, help="0: any free one (default %(default)s)")
     add("--api-key", action="append", default=[], metavar="KEY", help="ask clients for this key; may be repeated")
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="after SIGTERM, the longest wait for running requests (default: until they are done)",
+    )
     add("--allowed-origins", nargs="+", default=[], metavar="URL", help="origins that browsers may call from (CORS)")
 
 
@@ -95,6 +103,8 @@ def check(options: argparse.Namespace) -> None:
     check_engine(options)
     if not 0 <= options.port < 1 << 16:
         _refuse("--port", options.port, "0 to 65535")
+    if not options.shutdown_timeout >= 0:
+        _refuse("--shutdown-timeout", options.shutdown_timeout, "0 or more seconds")
     if "" in options.api_key:
         _refuse("--api-key", "", "at least one character")
 

@@ -13,7 +13,6 @@ from quaver.server.fields import (
     json_object,
     list_of,
     number,
-    one_of,
     parse,
     parse_json,
     refuse_unsupported,
@@ -110,6 +109,12 @@ def _prompts(name: str, value: Any) -> list[str | list[int]]:
     return value
 
 
+def _tool_choice(name: str, value: Any) -> str:
+    if value not in ("auto", "none"):
+        fail(name, value, '"auto" or "none", this server cannot make a model call a tool')
+    return value
+
+
 def _top_k(name: str, value: Any) -> int:
     return max(0, integer(-1, _MAX_TOKENS)(name, value))  # vLLM writes "all" as -1 or 0
 
@@ -178,7 +183,7 @@ class ChatRequest(GenerationRequest):
     logprobs: Annotated[bool, boolean] = False
     top_logprobs: Annotated[int, integer(0, MAX_LOGPROBS)] = 0
     tools: Annotated[list[Any], list_of(json_object)] = field(default_factory=list)
-    tool_choice: Annotated[str, one_of("auto", "none")] = "auto"
+    tool_choice: Annotated[str, _tool_choice] = "auto"
     parallel_tool_calls: Annotated[bool, boolean] = True
     add_generation_prompt: Annotated[bool, boolean] = True
     chat_template_kwargs: Annotated[dict[str, Any], json_object] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from quaver.server.errors import RequestError
 Result = TypeVar("Result")
 
 MAX_BODY_BYTES = 16 << 20
+_BODY_S = 60  # for a whole body to come
 _MAX_DROPPED_BYTES = 1 << 30
 _log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[!-~]{1,256}")
@@ -35,14 +36,18 @@ async def read_body(request: Request) -> bytes:
         raise RequestError(f"Content-Type {kind}: expected application/json", status=415)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= MAX_BODY_BYTES:
-            chunks.append(chunk)
-        else:
-            chunks.clear()
-        if size > _MAX_DROPPED_BYTES:
-            break
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= MAX_BODY_BYTES:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()
+                if size > _MAX_DROPPED_BYTES:
+                    break
+    except TimeoutError:
+        raise RequestError(f"body: expected all of it within {_BODY_S:g} s", status=408) from None
     if size > MAX_BODY_BYTES:
         raise RequestError(f"body of {size} bytes: expected at most {MAX_BODY_BYTES}", status=413)
     return b"".join(chunks)
@@ -116,8 +121,9 @@ async def unless_disconnected(receive: Receive, work: Awaitable[Result]) -> Resu
 
 
 class Edge:
-    """The outermost layer: gives each answer its X-Request-Id and asks for the API key, if there is one. An error that has
-    been answered in full ends here, in the log: above it, Uvicorn would close the connection under the next request."""
+    """The outermost layer: gives each answer its X-Request-Id and asks for the API key, if there is one. An error that
+    has been answered in full ends here, in the log: above it, Uvicorn would close the connection under the next
+    request."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app

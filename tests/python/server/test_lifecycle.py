@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import signal
 import socket
@@ -170,8 +172,8 @@ def test_a_poller_that_raises_fails_its_requests(serve: Serve, monkeypatch: pyte
 def test_a_fault_of_the_server_is_a_500(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody foresaw: no details for the client but in the log, nothing left running, the connection stays open for
-    the next request."""
+    """What nobody foresaw: no details for the client but in the log, nothing left running, the connection stays open
+    for the next request."""
     engine = talkative()
     client = serve(engine)
 
@@ -189,9 +191,11 @@ def test_a_fault_of_the_server_is_a_500(
 
 
 @contextmanager
-def server_process(model_dir: Path, step_s: float) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
+def server_process(
+    model_dir: Path, step_s: float, *, shutdown_timeout_s: float = math.inf, stalled_client_s: float = 60
+) -> Iterator[tuple[subprocess.Popen[str], httpx2.Client]]:
     script = Path(__file__).with_name("fake_server.py")
-    command = [sys.executable, str(script), str(model_dir), str(step_s)]
+    command = [sys.executable, *map(str, (script, model_dir, step_s, shutdown_timeout_s, stalled_client_s))]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stderr.readline()
@@ -218,6 +222,41 @@ def test_sigterm_drains(tiny_dir: Path) -> None:
             assert len(list(received)) == 99
         assert process.wait(10) == 0
         assert process.stderr.read() == ""
+
+
+def test_shutdown_timeout(tiny_dir: Path) -> None:
+    """What would take 20 s ends with an error, for streams and others; exit code 0."""
+    with server_process(tiny_dir, 0.1, shutdown_timeout_s=0.3) as (process, client):
+        answers: list[httpx2.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(client.post(COMPLETIONS, json=ENDLESS)))
+        with client.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as running:
+            received = events(running)
+            next(received)
+            thread.start()
+            eventually(lambda: 'num_requests_running{engine="0"} 2.0' in client.get("/metrics").text)
+            process.send_signal(signal.SIGTERM)
+            *_, last = received
+        thread.join()
+        assert process.wait(10) == 0
+        assert process.stderr.read() == "note: --shutdown-timeout 0.3 cuts off 2 requests\n"
+    assert last["error"]["message"] == "server: it is shutting down" and last["error"]["code"] == "unavailable"
+    assert [answer.status_code for answer in answers] == [503] and answers[0].json()["error"] == last["error"]
+
+
+@pytest.mark.parametrize("limits", [{"stalled_client_s": 1.0}, {"shutdown_timeout_s": 0.1}])
+def test_a_client_that_does_not_read_holds_nothing_up(tiny_dir: Path, limits: dict[str, float]) -> None:
+    """It gets 8 MB and takes none of them."""
+    body = json.dumps({**ENDLESS, "n": 128, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with server_process(tiny_dir, 0.02, **limits) as (process, client), socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((client.base_url.host, client.base_url.port))
+        stalled.sendall(head + body)
+        for running in (128, 0):  # all has been generated, or was ended with the connection
+            eventually(lambda n=running: f'num_requests_running{{engine="0"}} {n}.0' in client.get("/metrics").text, 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+        assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

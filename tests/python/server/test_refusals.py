@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import httpx2
 import pytest
 from fake_engine import FakeEngine
 from serving import Serve, client_of
+
+from quaver.server import web
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}
@@ -75,6 +78,25 @@ def test_body_shorter_than_it_says(client: httpx2.Client) -> None:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
             connection.sendall(f'POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{{"prompt":'.encode())
     check_alive(client)
+
+
+def test_body_that_does_not_come(client: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of it is not waited for for ever."""
+    monkeypatch.setattr(web, "_BODY_S", 0.1)
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"prompt":')
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"within 0.1 s" in answer
+
+
+def test_endless_head(client: httpx2.Client) -> None:
+    """The connection ends, with a 400 or a reset, before it takes much memory."""
+    address = (client.base_url.host, client.base_url.port)
+    with socket.create_connection(address, timeout=30) as connection, suppress(ConnectionError):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * (1 << 18))
+        while connection.recv(65536):
+            pass
+    assert client.get("/health").status_code == 200
 
 
 def test_content_type(client: httpx2.Client) -> None:

@@ -87,6 +87,7 @@ def test_gpus_are_not_shared_by_utilization() -> None:
     "--tensor-parallel-size 2", "--no-enable-chunked-prefill", "--kv-cache-dtype fp8_e5m2", "--kv-cache-dtype int8",
     "--gpu-memory-utilization 0", "--gpu-memory-utilization 1.5", "--port 70000", "--seed -1", "--data-parallel-size 0",
     "--max-num-seqs 0", "--max-num-batched-tokens 0", "--max-model-len -1", "--kv-cache-memory-bytes -1",
+    "--shutdown-timeout -1", "--shutdown-timeout nan",
 ])  # fmt: skip
 def test_flags_that_cannot_be_honoured(arguments: str) -> None:
     flag = arguments.split()[0]
