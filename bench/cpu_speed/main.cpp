@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "core/check.h"
 #include "engine/generator.h"
 
@@ -133,12 +134,13 @@ int main(int argc, char** argv) {
   try {
     check(!args.empty() && args.size() <= 5,
           "arguments: expected MODEL_DIR [fp8|bf16] [prompt tokens] [decode tokens] [rounds]");
-    const auto number = [&](size_t index, int fallback) {
-      return args.size() > index ? std::stoi(args[index]) : fallback;
+    const auto number = [&](size_t index, std::string_view name, int fallback) {
+      return args.size() > index ? bench::integer_argument(name, args[index], 1) : fallback;
     };
     GeneratorOptions options;
     if (args.size() > 1 && args[1] == "bf16") options.kv_dtype = KvDtype::kBF16;
-    const nlohmann::json result = run(args[0], options, number(2, 512), number(3, 32), number(4, 3));
+    const nlohmann::json result =
+        run(args[0], options, number(2, "prompt tokens", 512), number(3, "decode tokens", 32), number(4, "rounds", 3));
     std::cout << result.dump(2) << '\n';
     return 0;
   } catch (const std::exception& error) {

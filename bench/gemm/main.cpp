@@ -19,6 +19,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "arguments.h"
 #include "attention/device_data.h"
 #include "attention/graph_timer.h"
 #include "core/bf16.h"
@@ -248,22 +249,24 @@ class Bench {
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  quaver::bench::Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--out") options.out = argv[i + 1];
-    if (option == "--commit") options.commit = argv[i + 1];
-    if (option == "--driver") options.driver = argv[i + 1];
-    if (option == "--idle-ms") options.idle_ms = std::stoi(argv[i + 1]);
-    if (option == "--products") options.products = argv[i + 1];
-    if (option == "--plans") options.all_plans = std::string(argv[i + 1]) == "all";
-    if (option == "--tokens") {
-      options.tokens.clear();
-      std::istringstream list(argv[i + 1]);
-      for (std::string m; std::getline(list, m, ',');) options.tokens.push_back(std::stoll(m));
-    }
-  }
+  using quaver::bench::integer_argument;
   try {
+    quaver::bench::Options options;
+    for (int i = 1; i + 1 < argc; i += 2) {
+      const std::string option = argv[i];
+      if (option == "--out") options.out = argv[i + 1];
+      if (option == "--commit") options.commit = argv[i + 1];
+      if (option == "--driver") options.driver = argv[i + 1];
+      if (option == "--idle-ms") options.idle_ms = integer_argument(option, argv[i + 1], 0);
+      if (option == "--products") options.products = argv[i + 1];
+      if (option == "--plans") options.all_plans = std::string(argv[i + 1]) == "all";
+      if (option == "--tokens") {
+        options.tokens.clear();
+        std::istringstream list(argv[i + 1]);
+        for (std::string m; std::getline(list, m, ',');)
+          options.tokens.push_back(integer_argument<int64_t>(option, m, 1));
+      }
+    }
     const nlohmann::json report = quaver::bench::Bench(options).run();
     std::ofstream(options.out) << report.dump(2) << "\n";
   } catch (const std::exception& error) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "arguments.h"
 #include "attention/cpu/emulated.h"
 #include "attention/tiles.h"
 #include "testing/cases.h"
@@ -145,7 +146,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "usage: numerics_table OUT.json [largest context]\n");
       return 1;
     }
-    quaver::run(argv[1], argc > 2 ? std::stoi(argv[2]) : 131072);
+    quaver::run(argv[1], argc > 2 ? quaver::bench::integer_argument("largest context", argv[2], 1) : 131072);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "numerics_table: %s\n", error.what());
     return 1;

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "arguments.h"
 #include "testing/scheduling_load.h"
 
 namespace {
@@ -23,27 +24,31 @@ std::string processor() {
   return "unknown";
 }
 
-nlohmann::json run(int num_loads) {
+nlohmann::json run(int64_t num_loads) {
   struct Case {
     int64_t sequences;
     int64_t context;
   };
   nlohmann::json cases = nlohmann::json::array();
+  testing::SchedulingTimes first;  // what the others have grown from
   for (const auto& [sequences, context] :
        {Case{128, 1024}, {128, 9216}, {256, 1024}, {512, 1024}, {1024, 1024}, {1024, 9216}}) {
     testing::SchedulingTimes times;
     int64_t batch_bytes = 0;
-    for (int i = 0; i < num_loads; ++i) {
+    for (int64_t i = 0; i < num_loads; ++i) {
       testing::SchedulingLoad load(sequences, context);
       times.measure(load, kSteps, kRounds);
       batch_bytes = load.batch_bytes();
     }
+    if (cases.empty()) first = times;
     cases.push_back({{"sequences", sequences},
                      {"context", context},
                      {"step_us", times.step_s * 1e6},
                      {"batch_bytes", batch_bytes},
                      {"batch_copy_us", times.copy_s * 1e6},
-                     {"step_per_copy", times.step_s / times.copy_s}});
+                     {"step_per_copy", times.step_s / times.copy_s},
+                     {"step_growth", times.step_s / first.step_s},
+                     {"batch_copy_growth", times.copy_s / first.copy_s}});
   }
   return {{"processor", processor()},
           {"cores", std::thread::hardware_concurrency()},
@@ -56,7 +61,8 @@ nlohmann::json run(int num_loads) {
 
 int main(int argc, char** argv) {
   try {
-    std::cout << run(argc > 1 ? std::stoi(argv[1]) : 5).dump(2) << '\n';
+    const int64_t num_loads = argc > 1 ? quaver::bench::integer_argument<int64_t>("loads", argv[1], 1) : 5;
+    std::cout << run(num_loads).dump(2) << '\n';
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "bench_scheduling: " << error.what() << '\n';

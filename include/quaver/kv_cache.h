@@ -106,18 +106,19 @@ class PagePool {
   /// Owners of a page; 0: free.
   [[nodiscard]] int reference_count(int32_t page) const;
   [[nodiscard]] int64_t num_free() const noexcept { return num_free_; }
-  [[nodiscard]] int64_t num_pages() const noexcept { return static_cast<int64_t>(references_.size()); }
+  [[nodiscard]] int64_t num_pages() const noexcept { return std::ssize(pages_) - 1; }
 
  private:
-  struct Link {
-    int32_t previous = 0;
+  /// One cache line brings all there is to know of a page.
+  struct Page {
+    int32_t references = 0;
+    int32_t previous = 0;  // in the ring of the free pages
     int32_t next = 0;
   };
   [[nodiscard]] size_t index_of(int32_t page) const;
   void enqueue(int32_t page);
   void dequeue(int32_t page);
-  std::vector<int32_t> references_;
-  std::vector<Link> links_;  // a ring through the free pages; the last element is its head
+  std::vector<Page> pages_;  // the last element is the head of the ring
   int64_t num_free_ = 0;
 };
 

@@ -28,10 +28,6 @@ void ScheduledStep::start_slot(const LiveRequest& request) {
                           .prompt_len = request.prompt_len});
 }
 
-void ScheduledStep::copy_pages(const std::vector<PageCopy>& copies) {
-  step_.page_copies.insert(step_.page_copies.end(), copies.begin(), copies.end());
-}
-
 void ScheduledStep::add_decode_rows(const KvManager& manager, const DecodeRows& decode) {
   builder_.add(manager, decode.rows(), step_.batch);
   for (size_t i = 0; i < decode.size(); ++i) {

@@ -26,7 +26,7 @@ class ScheduledStep {
   void begin(const KvManager& manager);
   /// `request` takes over its slot.
   void start_slot(const LiveRequest& request);
-  void copy_pages(const std::vector<PageCopy>& copies);
+  [[nodiscard]] std::vector<PageCopy>& page_copies() noexcept { return step_.page_copies; }
   /// Those that decode, before all others, one token each.
   void add_decode_rows(const KvManager& manager, const DecodeRows& decode);
   /// The last `count` of the tokens that a prompt has pages for run in this step. Decides what is asked of the logits,

@@ -79,10 +79,10 @@ void Scheduler::schedule_running(ScheduledStep& step) {
     } else {
       decode_.write_back(r);
     }
-    while (r.is_running() && !manager_.can_append(r.pages, count)) preempt(*running_.back());
-    if (!r.is_running()) return;
-    advance(r, count, step);
-    if (r.stage == Stage::kDecode) decode_.prepare(r, quiet_until(r));
+    while (!make_room(r, count, step)) {
+      preempt(*running_.back());
+      if (!r.is_running()) return;
+    }
   }
 }
 
@@ -112,7 +112,9 @@ void Scheduler::schedule_waiting(ScheduledStep& step) {
     due_.push_back(&r);
     step.start_slot(r);
     // None where it begins with an image that is larger than the rest of the budget: the next step has room for it.
-    if (const int64_t count = next_chunk(r); count > 0) advance(r, count, step);
+    if (const int64_t count = next_chunk(r); count > 0) {
+      check_as(ErrorKind::kInternal, make_room(r, count, step), "pages of an admitted prompt: expected them to be free");
+    }
   }
 }
 
@@ -177,9 +179,9 @@ int64_t Scheduler::next_chunk(const LiveRequest& request) const {
   return boundary_outside_spans(request.spans, first + most) - first;
 }
 
-/// Makes room for the next `count` tokens of a running request.
-void Scheduler::advance(LiveRequest& r, int64_t count, ScheduledStep& step) {
-  step.copy_pages(manager_.append(r.pages, count));
+/// Pages for the next `count` tokens of a running request, which then run in this step. False if they are short.
+bool Scheduler::make_room(LiveRequest& r, int64_t count, ScheduledStep& step) {
+  if (!manager_.try_append(r.pages, count, step.page_copies())) return false;
   // Offered before it is computed: whoever finds these pages runs in this step or later, and a layer writes the keys of
   // all rows before it reads any. Waiting for the result would lose what sliding windows release meanwhile.
   // In batch-invariant mode only prompts are: keys of generated tokens come from decode steps.
@@ -188,9 +190,13 @@ void Scheduler::advance(LiveRequest& r, int64_t count, ScheduledStep& step) {
   if (options_.prefix_caching && committable - r.pages.num_committed >= manager_.plan().largest_page_tokens) {
     manager_.commit(r.pages, std::span(r.tokens).first(static_cast<size_t>(committable)), r.spans);
   }
-  if (r.stage != Stage::kPrefill) return;
-  prefill_budget_ -= count;
-  chunks_.push_back({.request = &r, .count = count});
+  if (r.stage == Stage::kDecode) {
+    decode_.prepare(r, quiet_until(r));
+  } else {
+    prefill_budget_ -= count;
+    chunks_.push_back({.request = &r, .count = count});
+  }
+  return true;
 }
 
 /// Where the requests of the step that was just built go from here.

@@ -74,7 +74,7 @@ class Scheduler {
   [[nodiscard]] int64_t pages_still_needed(const LiveRequest& request) const;
   [[nodiscard]] int64_t reserved_pages() const;
   [[nodiscard]] int64_t next_chunk(const LiveRequest& request) const;
-  void advance(LiveRequest& r, int64_t count, ScheduledStep& step);
+  [[nodiscard]] bool make_room(LiveRequest& r, int64_t count, ScheduledStep& step);
   void settle();
 
   void check_shape(const StepResult& result);

@@ -116,11 +116,13 @@ KvManager::Change KvManager::change(const SequencePages& sequence, size_t group,
   return change;
 }
 
-int64_t KvManager::pages_short(const SequencePages& sequence, int64_t num_new) const {
+int64_t KvManager::plan_append(const SequencePages& sequence, int64_t num_new, std::vector<Change>& changes) const {
+  check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
+  changes.clear();
   int64_t needed = 0;
   int64_t available = pool_.num_free();
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
-    const Change planned = change(sequence, g, num_new);
+    const Change& planned = changes.emplace_back(change(sequence, g, num_new));
     needed += planned.new_pages + (planned.copy_last ? 1 : 0);
     if (sequence.tables.empty()) continue;
     for (int64_t i = sequence.num_released[g]; i < planned.first_visible_page; ++i) {
@@ -131,8 +133,8 @@ int64_t KvManager::pages_short(const SequencePages& sequence, int64_t num_new) c
 }
 
 bool KvManager::can_append(const SequencePages& sequence, int64_t num_new) const {
-  check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
-  return sequence.num_tokens + num_new <= sequence.unchanged_until || pages_short(sequence, num_new) == 0;
+  std::vector<Change> changes;
+  return plan_append(sequence, num_new, changes) == 0;
 }
 
 int32_t KvManager::take_page() {
@@ -142,39 +144,42 @@ int32_t KvManager::take_page() {
 }
 
 std::vector<PageCopy> KvManager::append(SequencePages& sequence, int64_t num_new) {
-  check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
-  if (sequence.num_tokens + num_new <= sequence.unchanged_until) {  // almost every decode step
-    sequence.num_tokens += num_new;
-    return {};
+  std::vector<PageCopy> copies;
+  if (!try_append(sequence, num_new, copies)) {
+    const int64_t missing = plan_append(sequence, num_new, changes_);
+    fail(ErrorKind::kOutOfMemory, "KV pages for ", num_new, " more tokens of a sequence of ", sequence.num_tokens,
+         ": expected ", missing, " more than the ", pool_.num_free(), " free of ", pool_.num_pages());
   }
-  const int64_t missing = pages_short(sequence, num_new);
-  check_as(ErrorKind::kOutOfMemory, missing == 0, "KV pages for ", num_new, " more tokens of a sequence of ",
-           sequence.num_tokens, ": expected ", missing, " more than the ", pool_.num_free(), " free of ",
-           pool_.num_pages());
+  return copies;
+}
+
+bool KvManager::try_append(SequencePages& sequence, int64_t num_new, std::vector<PageCopy>& copies) {
+  if (num_new >= 0 && sequence.num_tokens + num_new <= sequence.unchanged_until) {
+    sequence.num_tokens += num_new;
+    return true;
+  }
+  if (plan_append(sequence, num_new, changes_) > 0) return false;
   sequence.tables.resize(plan_.groups.size());
   sequence.num_released.resize(plan_.groups.size());
   // Pages that left the window go first, in all groups: the pool may need them.
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
-    const int64_t first_visible_page = change(sequence, g, num_new).first_visible_page;
     int64_t& released = sequence.num_released[g];
-    for (; released < first_visible_page; ++released) {
+    for (; released < changes_[g].first_visible_page; ++released) {
       pool_.release(std::exchange(sequence.tables[g][static_cast<size_t>(released)], -1));
     }
   }
-  std::vector<PageCopy> copies;
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
-    const Change planned = change(sequence, g, num_new);
     std::vector<int32_t>& table = sequence.tables[g];
-    if (planned.copy_last) {
+    if (changes_[g].copy_last) {
       const int32_t shared = std::exchange(table.back(), take_page());
       pool_.release(shared);
       copies.push_back({.from = shared, .to = table.back()});
     }
-    for (int64_t i = 0; i < planned.new_pages; ++i) table.push_back(take_page());
+    for (int64_t i = 0; i < changes_[g].new_pages; ++i) table.push_back(take_page());
   }
   sequence.num_tokens += num_new;
   note_change(sequence);
-  return copies;
+  return true;
 }
 
 std::vector<int32_t> KvManager::block_pages(const SequencePages& sequence, int64_t block) const {

@@ -65,6 +65,8 @@ class KvManager {
   /// position num_tokens on can see, copies a shared last page that is about to be written, and gets new pages.
   /// Throws Error(kOutOfMemory), with the sequence and the pool unchanged, when pages are short.
   [[nodiscard]] std::vector<PageCopy> append(SequencePages& sequence, int64_t num_new);
+  /// The same with the copies put behind those in `copies`; false, and nothing changed, when pages are short.
+  [[nodiscard]] bool try_append(SequencePages& sequence, int64_t num_new, std::vector<PageCopy>& copies);
 
   /// Offers the full pages of `tokens` (the sequence from its start, K and V written, not ending inside a span of its
   /// `spans`) to other sequences. Throws Error(kInvalidArgument) for more tokens than the sequence has.
@@ -104,7 +106,8 @@ class KvManager {
   [[nodiscard]] Change change(const SequencePages& sequence, size_t group, int64_t num_new) const;
   /// To be called after every change of the tables.
   void note_change(SequencePages& sequence);
-  [[nodiscard]] int64_t pages_short(const SequencePages& sequence, int64_t num_new) const;
+  /// What append() would do, by group; the result is how many pages are short for it.
+  [[nodiscard]] int64_t plan_append(const SequencePages& sequence, int64_t num_new, std::vector<Change>& changes) const;
   [[nodiscard]] int32_t take_page();
   [[nodiscard]] std::vector<int32_t> block_pages(const SequencePages& sequence, int64_t block) const;
 
@@ -115,6 +118,7 @@ class KvManager {
   PrefixIndex index_;
   uint64_t last_serial_ = 0;
   uint64_t last_version_ = 0;
+  std::vector<Change> changes_;  // of one append()
 };
 
 }  // namespace quaver
