@@ -113,7 +113,8 @@ void Scheduler::schedule_waiting(ScheduledStep& step) {
     step.start_slot(r);
     // None where it begins with an image that is larger than the rest of the budget: the next step has room for it.
     if (const int64_t count = next_chunk(r); count > 0) {
-      check_as(ErrorKind::kInternal, make_room(r, count, step), "pages of an admitted prompt: expected them to be free");
+      check_as(ErrorKind::kInternal, make_room(r, count, step),
+               "pages of an admitted prompt: expected them to be free");
     }
   }
 }

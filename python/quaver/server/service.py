@@ -24,7 +24,7 @@ from quaver.server.metrics import Metrics
 from quaver.server.parsers import ReasoningParser, ToolParser
 from quaver.server.protocol import GenerationRequest, Parsed, parse_request
 from quaver.server.text import OutputText, Special
-from quaver.server.web import read_body
+from quaver.server.web import Bodies
 from quaver.tokenizer import Tokenizer, read_json
 
 Result = TypeVar("Result")
@@ -57,6 +57,7 @@ class Service:
         self.metrics = Metrics(self.pool.stats)
         # One thread: a Tokenizer is not for several, and long bodies and prompts must not stop the event loop.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._bodies = Bodies()
         self._longest_piece = self.tokenizer.longest_piece()
         self._random = random.Random(secrets.randbits(64) if self.seed is None else self.seed)
 
@@ -66,8 +67,8 @@ class Service:
 
     async def parse(self, kind: type[Parsed], http_request: Request) -> Parsed:
         """The checked request, one of protocol.py."""
-        body = await read_body(http_request)
-        return await self._off_loop(partial(parse_request, kind, body, self.defaults))
+        async with self._bodies.read(http_request) as body:
+            return await self._off_loop(partial(parse_request, kind, body, self.defaults))
 
     def check_model(self, name: str | None) -> str:
         """The name that an answer carries."""

@@ -9,6 +9,7 @@ import logging
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,11 +17,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quaver.server.errors import RequestError
+from quaver.server.errors import RequestError, unavailable
 
 Result = TypeVar("Result")
 
 MAX_BODY_BYTES = 16 << 20
+MAX_BODIES_BYTES = 1 << 30
 _BODY_S = 60  # for a whole body to come
 _MAX_DROPPED_BYTES = 1 << 30
 _log = logging.getLogger(__name__)
@@ -29,28 +31,42 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _OPEN_PATHS = frozenset({"/", "/health", "/metrics", "/version"})
 
 
-async def read_body(request: Request) -> bytes:
-    """The body. One above the limit is read to its end and dropped, so that the client gets to read the refusal."""
-    kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError(f"Content-Type {kind}: expected application/json", status=415)
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= MAX_BODY_BYTES:
-                    chunks.append(chunk)
-                else:
-                    chunks.clear()
-                if size > _MAX_DROPPED_BYTES:
-                    break
-    except TimeoutError:
-        raise RequestError(f"body: expected all of it within {_BODY_S:g} s", status=408) from None
-    if size > MAX_BODY_BYTES:
-        raise RequestError(f"body of {size} bytes: expected at most {MAX_BODY_BYTES}", status=413)
-    return b"".join(chunks)
+class Bodies:
+    """Reads bodies of requests. Those that are not yet dealt with take at most MAX_BODIES_BYTES, however many come."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body. One above the limit is read to its end and dropped, so that the client gets to read the refusal."""
+        kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RequestError(f"Content-Type {kind}: expected application/json", status=415)
+        chunks: list[bytes] = []
+        size = held = 0
+        try:
+            try:
+                async with asyncio.timeout(_BODY_S):
+                    async for chunk in request.stream():
+                        size += len(chunk)
+                        if size > _MAX_DROPPED_BYTES:
+                            break
+                        if size > MAX_BODY_BYTES:
+                            chunks.clear()
+                            held, self._bytes = 0, self._bytes - held
+                            continue
+                        chunks.append(chunk)
+                        held, self._bytes = held + len(chunk), self._bytes + len(chunk)
+                        if self._bytes > MAX_BODIES_BYTES:
+                            raise unavailable("server: too many large requests at once")
+            except TimeoutError:
+                raise RequestError(f"body: expected all of it within {_BODY_S:g} s", status=408) from None
+            if size > MAX_BODY_BYTES:
+                raise RequestError(f"body of {size} bytes: expected at most {MAX_BODY_BYTES}", status=413)
+            yield b"".join(chunks)
+        finally:
+            self._bytes -= held
 
 
 class JsonAnswer(Response):

