@@ -1,5 +1,6 @@
 """What the GPU tests of quaver.attention share: calls, and their answers in float64 on the host.
 
+cmake --preset cuda -DQUAVER_MODEL=ON -DQUAVER_PYTHON=ON && cmake --build --preset cuda --target quaver_python
 PYTHONPATH=python:tests/gpu python -m pytest tests/gpu/test_attention_torch.py tests/gpu/test_attention_cupy.py
 """
 

@@ -242,8 +242,8 @@ std::vector<DirectSpec> direct_specs() {
   const auto add = [&](DirectSpec spec) {
     spec.seed = specs.size() + 1;
     if (spec.query_lens.empty()) {
-      spec.query_lens = spec.batched ? std::vector<int32_t>(3, 37) : query_lens;
-      spec.key_lens = spec.batched ? std::vector<int32_t>(3, 75) : key_lens;
+      spec.query_lens = spec.batched ? std::vector<int32_t>(2, 21) : query_lens;
+      spec.key_lens = spec.batched ? std::vector<int32_t>(2, 43) : key_lens;
     }
     specs.push_back(spec);
   };
