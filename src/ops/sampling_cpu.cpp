@@ -16,6 +16,7 @@ namespace {
 
 using simd::F32x8;
 using simd::I32x8;
+using simd::U32x8;
 using U64x4 [[gnu::vector_size(32)]] = uint64_t;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -62,19 +63,18 @@ Units units_of(F32x8 logits, float scale, int32_t reference) {
   const F32x8 f = simd::fma(logits, scales, kRoundToInteger - shifted);
   const F32x8 series = exp2_series(simd::broadcast(kExp2SeriesHighest),
                                    [f](F32x8 p, float c) { return simd::fma(p, f, simd::broadcast(c)); });
-  const auto factor = std::bit_cast<I32x8>(simd::fma(series, f, simd::broadcast(1.0F)));
-  const I32x8 exponent = std::bit_cast<I32x8>(shifted) - std::bit_cast<int32_t>(kRoundToInteger) - reference;
-  const I32x8 too_small = ~(shifted > kRoundToInteger - kExponentLimit) | (exponent < -kWeightBits - 1);
-  const I32x8 shift = (too_small & 63) | (~too_small & (127 + 23 - (factor >> 23) - exponent));
-  const auto bits = std::bit_cast<simd::U32x8>((factor & 0x7FFFFF) | 0x800000);
-  const auto shift_bits = std::bit_cast<simd::U32x8>(shift);
+  const auto factor = std::bit_cast<U32x8>(simd::fma(series, f, simd::broadcast(1.0F)));
+  const U32x8 below =
+      std::bit_cast<uint32_t>(kRoundToInteger) + static_cast<uint32_t>(reference) - std::bit_cast<U32x8>(shifted);
+  const auto counts = std::bit_cast<U32x8>(below <= kWeightBits + 1);
+  const U32x8 shift = (counts & (127 + 23 - (factor >> 23U) + below)) | (~counts & 63U);
+  const U32x8 bits = (factor & 0x7FFFFFU) | 0x800000U;
   const auto half = [](auto part, auto count) {
     return (__builtin_convertvector(part, U64x4) << kWeightBits) >> __builtin_convertvector(count, U64x4);
   };
-  return {.low = half(__builtin_shufflevector(bits, bits, 0, 1, 2, 3),
-                      __builtin_shufflevector(shift_bits, shift_bits, 0, 1, 2, 3)),
-          .high = half(__builtin_shufflevector(bits, bits, 4, 5, 6, 7),
-                       __builtin_shufflevector(shift_bits, shift_bits, 4, 5, 6, 7))};
+  return {
+      .low = half(__builtin_shufflevector(bits, bits, 0, 1, 2, 3), __builtin_shufflevector(shift, shift, 0, 1, 2, 3)),
+      .high = half(__builtin_shufflevector(bits, bits, 4, 5, 6, 7), __builtin_shufflevector(shift, shift, 4, 5, 6, 7))};
 }
 
 /// Units of eight tokens, one by one.
@@ -158,7 +158,7 @@ constexpr TokenLogit kKeepsAll{.id = std::numeric_limits<int32_t>::max(), .logit
 /// The worst of the best tokens that together have `needed` units. Sorting a vocabulary takes longer than a decode
 /// step, so tokens are put into buckets of like weight first, and only the bucket where the sum gets there is sorted.
 TokenLogit RowDraw::nucleus_cut(uint64_t needed) const {
-  constexpr int kBuckets = 16 * (kWeightBits + 1);
+  constexpr int kBuckets = 16 * (int{kWeightBits} + 1);
   const float per_logit = 16.0F * rule_.scale;
   const float floor = least_logit(best_, rule_.reach);
   const auto buckets_of = [&](F32x8 values) {

@@ -19,7 +19,7 @@ namespace quaver {
 
 inline constexpr int kChunkTokens = 1024;
 /// 2^24 tokens, the most that a model may have, of at most 1.42 * 2^38 units each fit into 63 bits.
-inline constexpr int kWeightBits = 38;
+inline constexpr uint32_t kWeightBits = 38;
 /// Weights exist for |x| < 2^22. A logit that large has a rounding error of half a unit of x, so there the best token
 /// is drawn. At temperature 1 that is |logit| < 2.9 million.
 inline constexpr float kExponentLimit = 4194304.0F;
@@ -38,15 +38,17 @@ QUAVER_HD inline int32_t weight_exponent(float logit, float scale) {
   return std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRoundToInteger);
 }
 
-/// The weight in units of 2^(reference - kWeightBits), rounded down; 0 for NaN and -inf. The exponent is at most
-/// `reference`.
+/// The weight in units of 2^(reference - kWeightBits), rounded down; 0 for NaN and -inf. No token of the chunk has an
+/// exponent above `reference`.
 QUAVER_HD inline uint64_t weight_units(float logit, float scale, int32_t reference) {
   const float shifted = std::fma(logit, scale, kRoundToInteger);
   const float f = std::fma(logit, scale, kRoundToInteger - shifted);  // the product is exact
   const float factor = std::fma(exp2_series(f), f, 1.0F);
-  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRoundToInteger) - reference;
-  if (!(shifted > kRoundToInteger - kExponentLimit) || exponent < -kWeightBits - 1) return 0;
-  return static_cast<uint64_t>(std::bit_cast<float>(std::bit_cast<int32_t>(factor) + ((exponent + kWeightBits) << 23)));
+  // Nearly 2^32 for a NaN or an infinity and for what is too small.
+  const uint32_t below =
+      std::bit_cast<uint32_t>(kRoundToInteger) + static_cast<uint32_t>(reference) - std::bit_cast<uint32_t>(shifted);
+  const uint32_t scaled = std::bit_cast<uint32_t>(factor) + ((static_cast<uint32_t>(kWeightBits) - below) << 23U);
+  return static_cast<uint64_t>(below <= kWeightBits + 1 ? std::bit_cast<float>(scaled) : 0.0F);
 }
 
 /// The weights of a row, `sum` units; no sum where `best` has no exponent.

@@ -122,6 +122,13 @@ __device__ __forceinline__ float best_of(const Chunk& chunk) {
   return warp_max(best);
 }
 
+__device__ __forceinline__ bool has_nan(const Chunk& chunk) {
+  bool found = false;
+#pragma unroll
+  for (int k = 0; k < kPerLane; ++k) found |= chunk.logits[k] != chunk.logits[k];
+  return __any_sync(~0U, found ? 1 : 0) != 0;
+}
+
 __device__ __forceinline__ uint64_t sum_of(const Chunk& chunk, float scale, int32_t reference) {
   uint64_t sum = 0;
 #pragma unroll

@@ -21,28 +21,23 @@ __global__ void __launch_bounds__(32 * kChunkWarps) quaver_sampling_chunks(const
   Chunk chunk = load_model_logits(p, row, index);
   const int32_t sample_slot = __ldcg(p.sample_slots + row);
   const bool has_target = p.logprobs && __ldcg(p.target_slots + row) >= 0;
-  if (sample_slot < 0 && !has_target) return;
   const Slot* slot = sample_slot < 0 ? nullptr : p.slots + sample_slot;
-  if (has_target || (p.logprobs && slot->logprobs >= 0)) {
-    const float best = best_of(chunk);
-    const uint64_t sum = sum_of(chunk, kLog2e, weight_exponent(best, kLog2e));
-    bool any_nan = false;
-#pragma unroll
-    for (int k = 0; k < kPerLane; ++k) any_nan |= chunk.logits[k] != chunk.logits[k];
-    any_nan = __any_sync(~0U, any_nan ? 1 : 0) != 0;
+  const bool has_logprobs = p.logprobs && slot != nullptr && slot->logprobs >= 0;
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {  // as the model gave them, as they are drawn from
+    const bool drawn = pass == 1;
+    if (drawn ? slot == nullptr : !has_target && !has_logprobs) continue;
+    if (drawn) adjust(chunk, *slot);
+    float best = best_of(chunk);
+    const float scale = drawn ? slot->rule.scale : kLog2e;
+    const uint64_t sum = drawn && slot->rule.greedy ? 0 : sum_of(chunk, scale, weight_exponent(best, scale));
+    if (!drawn && has_nan(chunk)) best = NAN;
+    const Chunks& chunks = drawn ? p.drawn_chunks : p.model_chunks;
     if (lane_index() == 0) {
-      p.model_chunks.best[place] = any_nan ? NAN : best;
-      p.model_chunks.sums[place] = sum;
+      chunks.best[place] = best;
+      chunks.sums[place] = sum;
     }
   }
-  if (slot == nullptr) return;
-  adjust(chunk, *slot);
-  const float best = best_of(chunk);
-  if (lane_index() == 0) p.drawn_chunks.best[place] = best;
-  if (slot->rule.greedy) return;
-  const float scale = slot->rule.scale;
-  const uint64_t sum = sum_of(chunk, scale, weight_exponent(best, scale));
-  if (lane_index() == 0) p.drawn_chunks.sums[place] = sum;
 }
 
 }  // namespace quaver::sampling
