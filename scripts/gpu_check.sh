@@ -26,7 +26,7 @@ run() {  # run NAME COMMAND...: output to NAME.log, its end to the terminal when
 }
 
 build() {
-  cmake --preset cuda -DCMAKE_CUDA_COMPILER="$(scripts/cuda_compiler.sh)" && cmake --build --preset cuda -j "$jobs" --target gpu_tests bench_attention bench_gemm bench_ops
+  cmake --preset cuda -DCMAKE_CUDA_COMPILER="$(scripts/cuda_compiler.sh)" && cmake --build --preset cuda -j "$jobs" --target gpu_tests bench_attention bench_gemm bench_ops bench_sampling
 }
 
 commit=${QUAVER_COMMIT:-$(git rev-parse --short HEAD 2> /dev/null || echo unknown)}
@@ -37,11 +37,11 @@ for step in $steps; do
     build) run build build || exit "$status" ;;
     test) run test ctest --test-dir build/cuda -L gpu -j 8 --output-on-failure ;;
     sanitize)  # memcheck over every kind of launch; synccheck does not know setmaxnreg and racecheck not mbarriers, so
-               # racecheck has the kernels without them: append, page copies, read-back, general, fused ops
+               # racecheck has the kernels without them: append, page copies, read-back, general, fused ops, sampling
       run memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$tests" \
-        --gtest_filter='DeviceWeights.EveryByte*:DeviceLinearBf16.Exact*:OpsGraph.*:OpsQkv.Slots:PackedGemm.Every*:PackedGemm.Rows*:DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
+        --gtest_filter='DeviceSampling.Every*:DeviceSampling.Cuts*:DeviceSampling.Random*:DeviceWeights.EveryByte*:DeviceLinearBf16.Exact*:OpsGraph.*:OpsQkv.Slots:PackedGemm.Every*:PackedGemm.Rows*:DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
       run racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$tests" \
-        --gtest_filter='OpsGraph.*:OpsQkv.Slots:Append*:CopyPages.*:ReadBack.*:GeneralProbes.*-*EveryBf16Value*:AppendLimits.*'
+        --gtest_filter='DeviceSampling.Every*:DeviceSampling.Cuts*:DeviceSampling.Random*:OpsGraph.*:OpsQkv.Slots:Append*:CopyPages.*:ReadBack.*:GeneralProbes.*-*EveryBf16Value*:AppendLimits.*'
       ;;
     bench)
       run bench build/cuda/bench/attention/bench_attention --out "$out/decode.json" --commit "$commit" --driver "$driver"
@@ -49,6 +49,7 @@ for step in $steps; do
       run bench_prefill build/cuda/bench/attention/bench_attention --suite prefill --out "$out/prefill.json" --commit "$commit" --driver "$driver"
       cat "$out/bench_prefill.log"
       run bench_gemm build/cuda/bench/gemm/bench_gemm --out "$out/gemm.json" --commit "$commit" --driver "$driver"
+      run bench_sampling build/cuda/bench/sampling/bench_sampling --out "$out/sampling.json" --commit "$commit" --driver "$driver"
       run bench_ops build/cuda/bench/ops/bench_ops --out "$out/ops.json" --commit "$commit" --driver "$driver"
       ;;
     *) echo "unknown step $step: expected build, test, sanitize or bench" >&2; exit 2 ;;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -182,6 +183,7 @@ class DeviceRows {
              .target_logprobs = target_logprobs_.data()};
   }
   [[nodiscard]] DeviceSampler::Rows& rows() { return rows_; }
+  [[nodiscard]] std::vector<Drawn> drawn() const { return to_host(drawn_); }
   [[nodiscard]] StepResult result(const Step& step, int64_t vocab) const {
     const std::vector<Drawn> drawn = to_host(drawn_);
     const std::vector<DrawnLogprobs> sample_logprobs = to_host(sample_logprobs_);
@@ -265,5 +267,30 @@ class SamplerPair {
   DeviceSampler gpu_;
   int64_t vocab_;
 };
+
+/// Four requests with random parameters over random logits side by side, three tokens each.
+inline void expect_same_random_requests(uint64_t seed) {
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  Random random(seed + 1000);
+  constexpr std::array kVocabularies{1, 7, 1000, 4099, 9000};
+  const int64_t vocab = kVocabularies[seed % kVocabularies.size()];
+  constexpr int32_t kRows = 4;
+  SamplerPair pair(kRows + 1, vocab, kRows);
+  for (int32_t slot = 0; slot < kRows; ++slot) pair.start(random_start(slot, vocab, random));
+  const double cap = random.below(2) == 0 ? 0.0 : 30.0;
+  LogitRows logits(kRows, vocab, vocab + random.below(5));
+  for (int32_t row = 0; row < kRows; ++row) fill_random(logits.row(row), random);
+  for (int64_t token = 0; token < 3; ++token) {
+    Step step;
+    for (int32_t row = 0; row < kRows; ++row) {
+      if (random.below(8) != 0) step.samples.push_back({.logit_row = row, .slot = row});
+      if (random.below(4) == 0) {
+        step.prompt_logprobs.push_back(
+            {.logit_row = row, .slot = row, .target = static_cast<int32_t>(random.below(vocab))});
+      }
+    }
+    pair.step(step, logits, cap);
+  }
+}
 
 }  // namespace quaver::testing

@@ -1,12 +1,9 @@
 // The sampling kernels draw what the CPU sampler draws, bit for bit.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <limits>
 
-#include "../gpu/sampling_case.h"
-#include "simt/launch.h"
-#include "testing/random.h"
+#include "sampling_case.h"
 
 namespace quaver::testing {
 namespace {
@@ -43,32 +40,9 @@ TEST(DeviceSampling, WholeVocabularies) {
   }
 }
 
-// Requests of all kinds side by side over logits of all kinds, three tokens each, threads in random order.
+// Requests of all kinds side by side over logits of all kinds, three tokens each.
 TEST(DeviceSampling, RandomRequests) {
-  for (uint64_t seed = 0; seed < 40; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    const simt::RandomOrder order(seed);
-    Random random(seed + 1000);
-    constexpr std::array kVocabularies{1, 7, 1000, 4099, 9000};
-    const int64_t vocab = kVocabularies[seed % kVocabularies.size()];
-    constexpr int32_t kRows = 4;
-    SamplerPair pair(kRows + 1, vocab, kRows);
-    for (int32_t slot = 0; slot < kRows; ++slot) pair.start(random_start(slot, vocab, random));
-    const double cap = random.below(2) == 0 ? 0.0 : 30.0;
-    LogitRows logits(kRows, vocab, vocab + random.below(5));
-    for (int32_t row = 0; row < kRows; ++row) fill_random(logits.row(row), random);
-    for (int64_t token = 0; token < 3; ++token) {
-      Step step;
-      for (int32_t row = 0; row < kRows; ++row) {
-        if (random.below(8) != 0) step.samples.push_back({.logit_row = row, .slot = row});
-        if (random.below(4) == 0) {
-          step.prompt_logprobs.push_back(
-              {.logit_row = row, .slot = row, .target = static_cast<int32_t>(random.below(vocab))});
-        }
-      }
-      pair.step(step, logits, cap);
-    }
-  }
+  for (uint64_t seed = 0; seed < 40; ++seed) expect_same_random_requests(seed);
 }
 
 /// Draws once from logits with several settings of top-k and top-p.
@@ -201,6 +175,40 @@ TEST(DeviceSampling, Feedback) {
   EXPECT_EQ(fed(), (std::vector<int32_t>{50, 13, 12, 51, 13}));
   const std::vector<int32_t> drawn = pair.step({2, 0}, normal_rows(2, 100, 1.0F, 1));
   EXPECT_EQ(fed(), (std::vector<int32_t>{50, drawn[0], drawn[1], 51, drawn[0]}));
+}
+
+// A graph of a padded batch draws again and again: slots and counts go on, padding writes nothing.
+TEST(DeviceSampling, GraphReplay) {
+  constexpr int64_t kVocab = 5000;
+  constexpr int32_t kRows = 3;
+  const LogitRows logits = normal_rows(kRows, kVocab, 3.0F, 1);
+  const std::vector<RequestParams> all = {
+      {.sampling = {.temperature = 1.0, .top_k = 50, .frequency_penalty = 0.5, .seed = 5}, .logprobs = 3},
+      {.sampling = {.temperature = 1.0, .seed = 6}},
+      {}};
+  Step step;
+  step.samples = {{.logit_row = 0, .slot = 2}, {.logit_row = 1, .slot = 1}};  // row 2 is padding
+  const auto start_all = [&](auto& sampler, auto... stream) {
+    for (int32_t slot = 0; slot < 3; ++slot) {
+      sampler.start(slot_start(slot, all[static_cast<size_t>(2 - slot)], {7, 8}, 2), stream...);
+    }
+  };
+  Sampler cpu;
+  start_all(cpu);
+  const CudaStream stream = make_stream();
+  DeviceSampler gpu(3, kVocab, kRows);
+  start_all(gpu, stream.get());
+  DeviceRows device(step, logits, 0.0);
+  device.rows().extra = gpu.extra(step);
+  check_cuda(cudaDeviceSynchronize(), "upload");
+  const CudaGraphExec graph =
+      capture_graph(stream.get(), [&](cudaStream_t captured) { gpu.draw(device.rows(), captured); });
+  for (int i = 0; i < 6; ++i) {
+    check_cuda(cudaGraphLaunch(graph.get(), stream.get()), "cudaGraphLaunch");
+    check_cuda(cudaStreamSynchronize(stream.get()), "draw");
+    expect_same(cpu_result(cpu, step, logits, 0.0), device.result(step, kVocab));
+  }
+  EXPECT_EQ(device.drawn()[2].token, 0);  // as the memory was at first
 }
 
 TEST(DeviceSampling, RefusesByName) {
