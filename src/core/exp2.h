@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <numbers>
 
 #include "core/host_device.h"
 
@@ -19,7 +20,7 @@ QUAVER_HD Value exp2_series(Value highest, const AddProduct& add_product) {
   p = add_product(p, 9.61812911e-3F);
   p = add_product(p, 5.55041087e-2F);
   p = add_product(p, 2.40226507e-1F);
-  return add_product(p, 0.693147182F);
+  return add_product(p, std::numbers::ln2_v<float>);
 }
 inline constexpr float kExp2SeriesHighest = 1.52527338e-5F;
 

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <numbers>
 
 #include "core/exp2.h"
 #include "core/host_device.h"
@@ -20,13 +21,13 @@ struct Softcap {
     float y = x * inverse;
     y = y > 10.0F ? 10.0F : y;  // tanh(10) rounds to 1; a NaN fails both comparisons and stays
     y = y < -10.0F ? -10.0F : y;
-    const float log2 = y * 2.88539004F;  // 2 log2(e)
+    const float log2 = y * (2 * std::numbers::log2e_v<float>);
     const float shifted = log2 + kRoundToInteger;
     const float f = log2 - (shifted - kRoundToInteger);
-    const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127U) << 23U);
+    const auto power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127U) << 23U);
     const float e = std::fma(exp2_series(f) * f, power, power - 1.0F);
     const float divisor = e + 2.0F;                                                           // 1 … 2^29
-    float reciprocal = std::bit_cast<float>(0x7EF311C3U - std::bit_cast<uint32_t>(divisor));  // within 13 %
+    auto reciprocal = std::bit_cast<float>(0x7EF311C3U - std::bit_cast<uint32_t>(divisor));  // within 13 %
     for (int step = 0; step < 2; ++step) {
       const float error = std::fma(-divisor, reciprocal, 1.0F);
       reciprocal = std::fma(reciprocal, std::fma(error, error, error), reciprocal);

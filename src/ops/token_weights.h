@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 #include "core/exp2.h"
 #include "core/host_device.h"
@@ -24,7 +25,7 @@ inline constexpr uint32_t kWeightBits = 38;
 /// is drawn. At temperature 1 that is |logit| < 2.9 million.
 inline constexpr float kExponentLimit = 4194304.0F;
 inline constexpr int32_t kNoExponent = -4194304;
-inline constexpr float kLog2e = 1.44269504F;
+inline constexpr float kLog2e = std::numbers::log2e_v<float>;
 
 /// False for a logit that has no weight: NaN, infinite or too large.
 QUAVER_HD inline bool has_exponent(float logit, float scale) {
@@ -133,7 +134,7 @@ QUAVER_HD inline float penalised(float logit, const Penalties& penalties, int32_
 
 /// Larger for what comes first: the larger logit, of equal ones the lower id. Neither NaN nor negative ids.
 QUAVER_HD inline uint32_t order_of(float logit) {
-  const uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0F);  // -0 is 0
+  const auto bits = std::bit_cast<uint32_t>(logit + 0.0F);  // -0 is 0
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
 QUAVER_HD inline uint64_t order_of(float logit, int32_t id) {

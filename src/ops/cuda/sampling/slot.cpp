@@ -36,10 +36,9 @@ SlotSetup set_up_slot(const RequestParams& params, std::span<const int32_t> stop
   for (const auto& [id, bias] : params.logit_bias) {
     if (!inside(id)) continue;
     marks[id] |= kBiased;
-    setup.biases.push_back({.id = id, .logit = bias});
+    const auto place = std::ranges::upper_bound(setup.biases, id, {}, &TokenLogit::id);
+    setup.biases.insert(place, {.id = id, .logit = bias});
   }
-  std::stable_sort(setup.biases.begin(), setup.biases.end(),
-                   [](const TokenLogit& a, const TokenLogit& b) { return a.id < b.id; });
   slot.num_biases = static_cast<int32_t>(setup.biases.size());
   for (const int32_t id : stop_token_ids) {
     if (inside(id) && slot.num_generated < slot.min_tokens) marks[id] |= kForbidden;
