@@ -26,7 +26,7 @@ struct Softcap {
     const float f = log2 - (shifted - kRoundToInteger);
     const auto power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127U) << 23U);
     const float e = std::fma(exp2_series(f) * f, power, power - 1.0F);
-    const float divisor = e + 2.0F;                                                           // 1 … 2^29
+    const float divisor = e + 2.0F;                                                          // 1 … 2^29
     auto reciprocal = std::bit_cast<float>(0x7EF311C3U - std::bit_cast<uint32_t>(divisor));  // within 13 %
     for (int step = 0; step < 2; ++step) {
       const float error = std::fma(-divisor, reciprocal, 1.0F);
