@@ -12,5 +12,6 @@ void bind_kv_cache(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_generator(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
+void bind_profile(nanobind::module_& module);
 
 }  // namespace quaver::bindings

@@ -12,4 +12,5 @@ NB_MODULE(_quaver, module) {
   quaver::bindings::bind_model(module);
   quaver::bindings::bind_generator(module);
   quaver::bindings::bind_engine(module);
+  quaver::bindings::bind_profile(module);
 }

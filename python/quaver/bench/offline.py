@@ -22,6 +22,10 @@ from quaver.server.errors import RequestError
 def run(options: Namespace) -> int:
     """Returns 1 if any request failed."""
     flags.check_engine(options)
+    if options.profile:
+        from quaver.bench import profile
+
+        return profile.run(options)
     with SlowTask("loading the model"):
         codec = LocalCodec(tokenizer_folder(options.model, options.tokenizer))
         engines = load_engines(options)

@@ -49,12 +49,16 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
-    add_load_arguments(parser.add_argument_group("load"))
+    load = parser.add_argument_group("load")
+    add_load_arguments(load)
+    load.add_argument(
+        "--profile", type=Path, metavar="FILE", help="instead: parts of its prefill and decode steps on a GPU, as JSON"
+    )
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """The options as they go into the result file: folders by their names, infinity as text."""
-    skipped = {"run", "command", "what", "save_result", "plot"}
+    skipped = {"run", "command", "what", "save_result", "plot", "profile"}
     return {name: _as_json(value) for name, value in vars(options).items() if name not in skipped}
 
 

@@ -1,5 +1,6 @@
 // The runtime API of cuda_runtime_api.h.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -20,7 +21,9 @@ struct QuaverGraphExec {
 struct QuaverStream {
   QuaverGraph* capturing = nullptr;
 };
-struct QuaverEvent {};
+struct QuaverEvent {
+  std::chrono::steady_clock::time_point time{};
+};
 
 namespace quaver::simt {
 namespace {
@@ -198,7 +201,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t /*event*/, cudaStream_t /*stream*/) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return in_stream(stream, [event] { event->time = std::chrono::steady_clock::now(); });
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) {
