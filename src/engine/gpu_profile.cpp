@@ -36,7 +36,10 @@ class ProfiledModel {
     for (const PageCopy& copy : manager_.append(pages, count)) step.page_copies.push_back(copy);
     const std::vector<int32_t> ids = tokens(pages.num_tokens + slot, count, runner_->vocab_size());
     const auto last = static_cast<int32_t>(count - 1);
-    if (step.row_slots.empty()) builder_.begin(manager_, step.batch);
+    if (step.row_slots.empty()) {  // a builder knows one batch
+      builder_ = {};
+      builder_.begin(manager_, step.batch);
+    }
     builder_.add(manager_, {.pages = pages, .tokens = ids, .logit_rows = {&last, 1}}, step.batch);
     step.samples.push_back({.logit_row = static_cast<int32_t>(step.samples.size()), .slot = slot});
     step.row_slots.push_back(slot);
