@@ -1,5 +1,5 @@
-// What nvcc puts in front of a .cu file: keywords, built-in variables and intrinsics, on the emulated CTA. Included in
-// front of every .cu file (-include).
+// What nvcc puts in front of a .cu file: keywords, built-in variables and intrinsics, on the emulated CTA. First in
+// every file of the emulation (precompiled).
 #pragma once
 
 #include <algorithm>

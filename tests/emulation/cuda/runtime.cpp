@@ -1,5 +1,4 @@
 // The runtime API of cuda_runtime_api.h.
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -8,9 +7,9 @@
 
 #include "core/check.h"
 #include "cuda_runtime_api.h"
-#include "simt/cta.h"
 #include "simt/device_memory.h"
 #include "simt/launch.h"
+#include "simt/shared_memory.h"
 
 struct QuaverGraph {
   std::vector<std::function<void()>> calls;
@@ -29,10 +28,6 @@ namespace quaver::simt {
 namespace {
 
 std::map<uintptr_t, size_t> allocations;
-uint64_t order_seed = 0;
-
-/// CTAs that run beside each other, if clusters do not need more.
-constexpr unsigned kResidentCtas = 4;
 
 /// Now, or when the graph that the stream records is launched.
 template <class Call>
@@ -45,43 +40,7 @@ cudaError_t in_stream(cudaStream_t stream, Call call) {
   return cudaSuccess;
 }
 
-void run_launch(const LaunchShape& shape, const std::function<void()>& thread) {
-  const unsigned threads = shape.block.x * shape.block.y * shape.block.z;
-  const auto cluster = static_cast<unsigned>(shape.cluster);
-  check_as(ErrorKind::kCuda, threads > 0 && threads <= 1024, "threads of a CTA ", threads, ": expected 1 ... 1024");
-  check_as(ErrorKind::kCuda, shape.shared_bytes <= kMaxDynamicBytes, "dynamic shared memory ", shape.shared_bytes,
-           ": expected at most ", kMaxDynamicBytes, " bytes");
-  check_as(ErrorKind::kCuda, shape.grid.x > 0 && shape.grid.y > 0 && shape.grid.z > 0 && shape.grid.y <= 65535, "grid ",
-           shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z, ": expected at least one CTA");
-  check_as(ErrorKind::kCuda, shape.grid.x % cluster == 0, "grid ", shape.grid.x, ": expected whole clusters of ",
-           cluster);
-  std::vector<uint3> clusters;  // their first CTAs
-  for (unsigned z = 0; z < shape.grid.z; ++z) {
-    for (unsigned y = 0; y < shape.grid.y; ++y) {
-      for (unsigned x = 0; x < shape.grid.x; x += cluster) clusters.push_back({x, y, z});
-    }
-  }
-  std::mt19937_64 random(order_seed);
-  if (order_seed != 0) std::shuffle(clusters.begin(), clusters.end(), random);
-  const size_t together = std::max(1U, kResidentCtas / cluster);
-  for (size_t first = 0; first < clusters.size(); first += together) {
-    std::vector<uint3> blocks;
-    for (size_t i = first; i < std::min(first + together, clusters.size()); ++i) {
-      for (unsigned rank = 0; rank < cluster; ++rank)
-        blocks.push_back({clusters[i].x + rank, clusters[i].y, clusters[i].z});
-    }
-    Wave(shape, thread, blocks, order_seed == 0 ? 0 : random() | 1U).run();
-  }
-}
-
 }  // namespace
-
-RandomOrder::RandomOrder(uint64_t seed) {
-  order_seed = seed;
-}
-RandomOrder::~RandomOrder() {
-  order_seed = 0;
-}
 
 bool in_device_memory(const void* begin, int bytes) {
   const auto address = reinterpret_cast<uintptr_t>(begin);

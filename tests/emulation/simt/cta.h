@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "simt/launch.h"
 #include "simt/shared_memory.h"
 #include "simt/thread.h"
 
@@ -73,19 +74,19 @@ struct Cta {
   void complete_if_due(Mbarrier& barrier);
 };
 
-struct LaunchShape {
-  dim3 grid{};
-  dim3 block{};
-  int shared_bytes = 0;
-  int cluster = 1;
-};
-
 /// CTAs that are resident together. Each has an OS thread (for its thread-local variables), but one runs at a time.
 class Wave {
  public:
   Wave(const LaunchShape& shape, const std::function<void()>& thread, std::vector<uint3> blocks, uint64_t seed);
-  /// Rethrows what a thread threw.
-  void run();
+  Wave(const Wave&) = delete;
+  Wave& operator=(const Wave&) = delete;
+  ~Wave();
+
+  /// CTA `index`, on an OS thread of its own; returns at the end of the wave.
+  void run_cta(size_t index);
+  [[nodiscard]] size_t num_ctas() const { return ctas_.size(); }
+  /// What a thread threw.
+  [[nodiscard]] std::exception_ptr error() const { return error_; }
 
   void fail(std::exception_ptr error);
   void add_copy(Copy copy) { copies_.push_back(copy); }
@@ -94,8 +95,7 @@ class Wave {
   void progress() { idle_polls_ = 0; }
 
  private:
-  void run_cta(Cta& cta, size_t index);
-  void start_threads(Cta& cta, size_t index);
+  void start_threads(Cta& cta);
   [[nodiscard]] Thread* pick(Cta& cta);
   [[nodiscard]] int next_cta(size_t current);
   void land(size_t index);

@@ -48,12 +48,11 @@ struct Scheduler {
 };
 thread_local Scheduler scheduler;
 
+std::vector<std::byte*> free_stacks;
+
 }  // namespace
 
 void prepare(Fiber& fiber, std::byte* stack, void (*entry)()) {
-#if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(stack, kStackBytes);  // of frames of an earlier fiber that never returned
-#endif
   auto* top = reinterpret_cast<uintptr_t*>(stack + kStackBytes);
   *--top = 0;  // the return address of `entry`, 8 bytes off a multiple of 16 as a call leaves it
   *--top = reinterpret_cast<uintptr_t>(entry);
@@ -85,15 +84,25 @@ void suspend(Fiber& fiber, [[maybe_unused]] bool last) {
   entered(fiber);
 }
 
-std::byte* stack_number(size_t index) {
-  static std::vector<std::byte*> stacks;
-  constexpr size_t kGuard = 4096;
-  while (stacks.size() <= index) {
-    void* memory = mmap(nullptr, kGuard + kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    check(memory != MAP_FAILED && mprotect(memory, kGuard, PROT_NONE) == 0, "stack ", index, ": no memory");
-    stacks.push_back(static_cast<std::byte*>(memory) + kGuard);
+std::byte* take_stack() {
+  if (!free_stacks.empty()) {
+    std::byte* stack = free_stacks.back();
+    free_stacks.pop_back();
+    return stack;
   }
-  return stacks[index];
+  constexpr size_t kGuard = 4096;
+  void* memory = mmap(nullptr, kGuard + kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  check(memory != MAP_FAILED && mprotect(memory, kGuard, PROT_NONE) == 0, "stack of ", kStackBytes,
+        " bytes: no memory");
+  return static_cast<std::byte*>(memory) + kGuard;
+}
+
+void give_back_stack(std::byte* stack, [[maybe_unused]] bool ended) {
+#if defined(__SANITIZE_ADDRESS__)
+  const size_t used = ended ? 4096 : kStackBytes;  // frames that never return leave their marks
+  __asan_unpoison_memory_region(stack + kStackBytes - used, used);
+#endif
+  free_stacks.push_back(stack);
 }
 
 }  // namespace quaver::simt

@@ -25,7 +25,9 @@ void suspend(Fiber& fiber, bool last = false);
 /// First thing on a fiber's stack.
 void entered(Fiber& fiber);
 
-/// `count` stacks, each with a page below it that no one may touch; kept for later launches.
-[[nodiscard]] std::byte* stack_number(size_t index);
+/// A stack with a page below it that no one may touch. Stacks are kept for the next fibers.
+[[nodiscard]] std::byte* take_stack();
+/// `ended`: the fiber has called suspend() for the last time, else it stands somewhere in a kernel.
+void give_back_stack(std::byte* stack, bool ended);
 
 }  // namespace quaver::simt

@@ -2,8 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+
+#include "cuda_runtime_api.h"
 
 namespace quaver::simt {
+
+struct LaunchShape {
+  dim3 grid{};
+  dim3 block{};
+  int shared_bytes = 0;
+  int cluster = 1;
+};
+
+/// Runs `thread` once for every thread of the launch. Throws Error with what a thread did wrong.
+void run_launch(const LaunchShape& shape, const std::function<void()>& thread);
 
 /// While it lives, ready threads, CTAs and asynchronous copies take their turns in an order made of `seed` instead of
 /// first come, first served with copies as late as can be.

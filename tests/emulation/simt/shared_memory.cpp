@@ -46,7 +46,11 @@ int find_variables(dl_phdr_info* info, size_t /*bytes*/, void* result) {
 SharedMemory SharedMemory::poisoned(int dynamic_bytes) {
   SharedMemory memory{.dynamic = quaver_dynamic_shared, .dynamic_bytes = dynamic_bytes};
   dl_iterate_phdr(find_variables, &memory);
-  std::memset(memory.all, 0xFF, memory.all_bytes);
+  const auto poison = [](uint8_t* begin, const uint8_t* end) {
+    std::memset(begin, 0xFF, static_cast<size_t>(end - begin));
+  };
+  poison(memory.all, memory.dynamic + dynamic_bytes);
+  poison(memory.dynamic + kMaxDynamicBytes, memory.all + memory.all_bytes);
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(memory.dynamic + dynamic_bytes, static_cast<size_t>(kMaxDynamicBytes - dynamic_bytes));
 #endif

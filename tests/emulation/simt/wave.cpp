@@ -2,7 +2,7 @@
 // none is left, nothing will ever happen any more.
 #include <algorithm>
 #include <sstream>
-#include <thread>
+#include <utility>
 
 #include "simt/cta.h"
 
@@ -31,7 +31,7 @@ void run_thread() {
     --first.cluster_barrier.arrived;
     arrive(first.cluster_barrier, "barrier.cluster", first.cluster_barrier.expected);
   }
-  suspend(thread.fiber, true);
+  suspend(thread.fiber, true);  // for the last time: resume() gives the stack back
 }
 
 }  // namespace
@@ -92,17 +92,15 @@ Wave::Wave(const LaunchShape& shape, const std::function<void()>& thread, std::v
   }
 }
 
-void Wave::run() {
-  std::vector<std::thread> threads;
-  threads.reserve(ctas_.size());
-  // One after the other: CTAs get their memory and stacks in order, then the first one runs.
-  turn_ = 0;
-  for (size_t i = 0; i < ctas_.size(); ++i) threads.emplace_back([this, i] { run_cta(ctas_[i], i); });
-  for (std::thread& thread : threads) thread.join();
-  if (error_) std::rethrow_exception(error_);
+Wave::~Wave() {
+  for (Cta& cta : ctas_) {
+    for (Thread& thread : cta.threads) {
+      if (thread.fiber.stack != nullptr) give_back_stack(thread.fiber.stack, false);
+    }
+  }
 }
 
-void Wave::start_threads(Cta& cta, size_t index) {
+void Wave::start_threads(Cta& cta) {
   cta.memory = SharedMemory::poisoned(shape_.shared_bytes);
   const dim3 dims = shape_.block;
   for (size_t t = 0; t < cta.threads.size(); ++t) {
@@ -111,12 +109,12 @@ void Wave::start_threads(Cta& cta, size_t index) {
     thread.thread = {number % dims.x, number / dims.x % dims.y, number / dims.x / dims.y};
     thread.number = static_cast<int>(t);
     thread.cta = &cta;
-    prepare(thread.fiber, stack_number(index * cta.threads.size() + t), run_thread);
     cta.ready.push_back(&thread);
   }
 }
 
-void Wave::run_cta(Cta& cta, size_t index) {
+void Wave::run_cta(size_t index) {
+  Cta& cta = ctas_[index];
   const auto own = static_cast<int>(index);
   const auto pass = [&](int next) {
     turn_ = next;
@@ -124,7 +122,7 @@ void Wave::run_cta(Cta& cta, size_t index) {
   };
   std::unique_lock lock(mutex_);
   turn_changed_.wait(lock, [&] { return turn_ == own; });
-  start_threads(cta, index);
+  start_threads(cta);  // one CTA after the other, then the first one runs
   pass((own + 1) % static_cast<int>(ctas_.size()));
   while (true) {
     turn_changed_.wait(lock, [&] { return turn_ == own || turn_ == -1; });
@@ -132,7 +130,9 @@ void Wave::run_cta(Cta& cta, size_t index) {
     try {
       while (Thread* thread = error_ ? nullptr : pick(cta)) {
         current = thread;
+        if (thread->fiber.stack == nullptr) prepare(thread->fiber, take_stack(), run_thread);
         resume(thread->fiber);
+        if (thread->done) give_back_stack(std::exchange(thread->fiber.stack, nullptr), true);
       }
       pass(next_cta(index));
     } catch (...) {
