@@ -186,18 +186,17 @@ void bind_engine(nb::module_& module) {
   module.def("num_gpus", &num_gpus, "GPUs that this process sees; 0 in a build without CUDA");
   module.def(
       "resolve_device", [](std::string_view name) { return to_string(device_by_name(name)); }, nb::arg("name"),
-      "\"cpu\" or \"cuda:N\" for auto, cpu, cuda or cuda:N; raises ValueError where there is none");
+      R"("cpu" or "cuda:N" for auto, cpu, cuda or cuda:N; raises ValueError where there is none)");
   nb::class_<ServingEngine>(module, "Engine", "Continuous batching of many requests; any thread may call")
-      .def_static("load", &load, nb::arg("directory"), nb::kw_only(), nb::arg("kv_cache_dtype") = "fp8",
-                  nb::arg("kv_cache_dtype_skip_layers") = std::vector<int>{}, nb::arg("block_size") = 64,
-                  nb::arg("max_model_len") = 0, nb::arg("kv_cache_memory_bytes") = 0,
-                  nb::arg("gpu_memory_utilization") = 0.9, nb::arg("max_num_seqs") = 256,
-                  nb::arg("max_num_batched_tokens") = 2048, nb::arg("prefill_chunk_tokens") = 0,
-                  nb::arg("prefix_caching") = true, nb::arg("batch_invariant") = false, nb::arg("kv_scales") = "auto",
-                  nb::arg("attention_precision") = "auto", nb::arg("hf_overrides") = "",
-                  nb::arg("dummy_seed") = nb::none(), nb::arg("num_threads") = 0, nb::arg("device") = "auto",
-                  nb::arg("cuda_graphs") = true,
-                  "Loads a Hugging Face folder and starts the engine; with dummy_seed, random weights")
+      .def_static(
+          "load", &load, nb::arg("directory"), nb::kw_only(), nb::arg("kv_cache_dtype") = "fp8",
+          nb::arg("kv_cache_dtype_skip_layers") = std::vector<int>{}, nb::arg("block_size") = 64,
+          nb::arg("max_model_len") = 0, nb::arg("kv_cache_memory_bytes") = 0, nb::arg("gpu_memory_utilization") = 0.9,
+          nb::arg("max_num_seqs") = 256, nb::arg("max_num_batched_tokens") = 2048, nb::arg("prefill_chunk_tokens") = 0,
+          nb::arg("prefix_caching") = true, nb::arg("batch_invariant") = false, nb::arg("kv_scales") = "auto",
+          nb::arg("attention_precision") = "auto", nb::arg("hf_overrides") = "", nb::arg("dummy_seed") = nb::none(),
+          nb::arg("num_threads") = 0, nb::arg("device") = "auto", nb::arg("cuda_graphs") = true,
+          "Loads a Hugging Face folder and starts the engine; with dummy_seed, random weights")
       .def("add", &add, nb::arg("request_id"), nb::arg("prompt"), nb::kw_only(), nb::arg("temperature") = 0.0,
            nb::arg("top_k") = 0, nb::arg("top_p") = 1.0, nb::arg("min_p") = 0.0, nb::arg("repetition_penalty") = 1.0,
            nb::arg("presence_penalty") = 0.0, nb::arg("frequency_penalty") = 0.0, nb::arg("seed") = 0,
@@ -232,7 +231,7 @@ void bind_engine(nb::module_& module) {
                    "Most tokens of one request: max_model_len, or less if the pool is too small for that")
       .def_prop_ro("config", &ServingEngine::config, nb::rv_policy::reference_internal)
       .def_prop_ro("notes", &ServingEngine::notes)
-      .def_prop_ro("device", &ServingEngine::device, "\"cpu\" or \"cuda:N\"")
+      .def_prop_ro("device", &ServingEngine::device, R"("cpu" or "cuda:N")")
       .def_prop_ro("kv_bytes_per_token", &ServingEngine::kv_bytes_per_token);
 }
 

@@ -36,7 +36,7 @@ struct PlannedWeight {
   InputKind input = InputKind::kBf16;
   float static_scale = 1.0F;
   std::vector<WeightPart> parts{};
-  FloatSpan scales{};    ///< kOuter: [N]; kBlock: [ceil(N/128), ceil(K/128)]
+  FloatSpan scales{};  ///< kOuter: [N]; kBlock: [ceil(N/128), ceil(K/128)]
   int64_t offset = 0;  ///< bytes from the start of the device memory, a multiple of 256
   int64_t bytes = 0;   ///< padding of the packed layout included
 };
