@@ -83,7 +83,7 @@ int64_t cached(const Prompt& first, const Prompt& second) {
 }
 
 std::vector<int32_t> changed(std::vector<int32_t> tokens, size_t at) {
-  tokens[at] = (tokens[at] + 1) % testing::kStubVocab;
+  tokens[at] = static_cast<int>((tokens[at] + 1) % testing::kStubVocab);
   return tokens;
 }
 
