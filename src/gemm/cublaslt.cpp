@@ -2,6 +2,7 @@
 
 #include "core/check.h"
 #include "gemm/bf16_product.h"
+#include "gemm/cublaslt_workspace.h"
 
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
@@ -14,7 +15,6 @@ namespace quaver {
 namespace {
 
 constexpr const char* kLibrary = "libcublasLt.so.13";
-constexpr size_t kWorkspaceBytes = size_t{64} << 20;
 
 void check_lt(cublasStatus_t status, const char* call) {
   check_as(ErrorKind::kCuda, status == CUBLAS_STATUS_SUCCESS, call, ": status ", static_cast<int>(status));
@@ -70,7 +70,7 @@ struct Library {
 
   Functions functions;
   cublasLtHandle_t handle = nullptr;
-  DeviceBuffer<uint8_t> workspace{static_cast<int64_t>(kWorkspaceBytes)};
+  DeviceBuffer<uint8_t> workspace{kCublasLtWorkspaceBytes};
 };
 
 /// Types and leading dimension of one product. In the library's column-major terms it is D[N, M] = W'[K, N]^T X'[K, M].
@@ -122,7 +122,7 @@ class Product {
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
       check_lt(lt.set_preference(preference, attribute, &value, sizeof(value)), "cublasLtMatmulPreferenceSetAttribute");
     };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(kCublasLtWorkspaceBytes));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
@@ -139,9 +139,10 @@ class Product {
   void run(const void* weight, const void* tokens, void* out, cudaStream_t stream) const {
     const float one = 1.0F;
     const float zero = 0.0F;
-    check_lt(library_.functions.matmul(library_.handle, desc_, &one, weight, weight_, tokens, tokens_, &zero, out, out_,
-                                       out, out_, &choice_.algo, library_.workspace.data(), kWorkspaceBytes, stream),
-             "cublasLtMatmul");
+    check_lt(
+        library_.functions.matmul(library_.handle, desc_, &one, weight, weight_, tokens, tokens_, &zero, out, out_, out,
+                                  out_, &choice_.algo, library_.workspace.data(), library_.workspace.bytes(), stream),
+        "cublasLtMatmul");
   }
 
  private:

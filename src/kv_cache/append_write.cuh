@@ -57,6 +57,21 @@ __device__ __forceinline__ VTile find_blocks(SlotOf slot_of, int64_t first, int 
       .whole = __ballot_sync(~0U, whole && in_block == 0), .ragged = __ballot_sync(~0U, own && !whole), .slot = near};
 }
 
+/// 16 bytes whose byte i is `code_of(i)`.
+template <class CodeOf>
+[[nodiscard]] __device__ __forceinline__ uint4 sixteen_codes(CodeOf code_of) {
+  uint32_t words[4];
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    words[word] = 0;
+#pragma unroll
+    for (int byte = 0; byte < 4; ++byte) {
+      words[word] |= static_cast<uint32_t>(code_of(4 * word + byte)) << (8 * byte);
+    }
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
 /// fp32(1/scale) of a head; 1.0 without scales.
 __device__ __forceinline__ float inverse_scale(const float* scales, int64_t stride, int head) {
   return scales == nullptr ? 1.0F : 1.0F / __ldg(scales + head * stride);

@@ -16,13 +16,6 @@ void grow(std::vector<float>& buffer, int64_t size) {
   if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(static_cast<size_t>(size));
 }
 
-RopeShape rope_shape(const LayerConfig& layer) {
-  return {.head_dim = layer.head_dim,
-          .rotary_pairs = layer.rotary_pairs,
-          .theta = layer.rope_theta,
-          .factor = layer.rope_factor};
-}
-
 ConstTensorView view_of(const std::vector<int32_t>& values) {
   return {values.data(), DType::kI32, {static_cast<int64_t>(values.size())}};
 }
@@ -60,19 +53,12 @@ std::vector<LayerCacheSpec> cache_specs(const ModelConfig& config, KvDtype dtype
 }
 
 CpuModel::CpuModel(ModelConfig config, ModelWeights weights, CpuModelOptions options)
-    : config_(std::move(config)), weights_(std::move(weights)), options_(options) {
+    : config_(std::move(config)), weights_(std::move(weights)), options_(options), ropes_(model_ropes(config_)) {
   check(config_.num_layers > 0 && config_.layers.size() == static_cast<size_t>(config_.num_layers) &&
             weights_.layers.size() == config_.layers.size(),
         "layers ", weights_.layers.size(), " with weights: expected ", config_.num_layers);
-  for (const LayerConfig& layer : config_.layers) {
-    const RopeShape rope = rope_shape(layer);
-    const auto known = std::find(rope_shapes_.begin(), rope_shapes_.end(), rope);
-    rope_of_layer_.push_back(static_cast<size_t>(known - rope_shapes_.begin()));
-    if (known != rope_shapes_.end()) continue;
-    rope_shapes_.push_back(rope);
-    rope_frequencies_.push_back(rope_frequencies(rope));
-  }
-  rope_tables_.resize(rope_shapes_.size());
+  for (const RopeShape& rope : ropes_.shapes) rope_frequencies_.push_back(rope_frequencies(rope));
+  rope_tables_.resize(ropes_.shapes.size());
 }
 
 void CpuModel::check_batch(const Batch& batch, const HostKvCache& cache) const {
@@ -158,9 +144,9 @@ void CpuModel::project_qkv(int layer, int64_t num_tokens) {
   }
   rms_norm(space_.q.data(), num_tokens * config_.num_q_heads, shape.head_dim, weights.q_norm, eps, space_.q.data());
   rms_norm(space_.k.data(), kv_rows, shape.head_dim, weights.k_norm, eps, space_.k.data());
-  const size_t rope = rope_of_layer_[index];
-  apply_rope(rope_shapes_[rope], rope_tables_[rope], num_tokens, config_.num_q_heads, space_.q.data());
-  apply_rope(rope_shapes_[rope], rope_tables_[rope], num_tokens, shape.num_kv_heads, space_.k.data());
+  const size_t rope = ropes_.of_layer[index];
+  apply_rope(ropes_.shapes[rope], rope_tables_[rope], num_tokens, config_.num_q_heads, space_.q.data());
+  apply_rope(ropes_.shapes[rope], rope_tables_[rope], num_tokens, shape.num_kv_heads, space_.k.data());
 }
 
 /// Appends k and v, then q against the cache → attention.
@@ -244,7 +230,7 @@ std::span<const float> CpuModel::forward(const Batch& batch, HostKvCache& cache,
   check_batch(batch, cache);
   reserve(batch);
   plan_groups(cache.plan(), longest_query(batch), !batch.span_ids.empty());
-  for (size_t rope = 0; rope < rope_shapes_.size(); ++rope) {
+  for (size_t rope = 0; rope < ropes_.shapes.size(); ++rope) {
     rope_table(rope_frequencies_[rope], batch.positions, rope_tables_[rope]);
   }
   embed_tokens(weights_.embedding, batch.token_ids, config_.embedding_scale, space_.hidden.data());

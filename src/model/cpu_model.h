@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/batch.h"
+#include "model/ropes.h"
 #include "model/weights.h"
 #include "ops/rope.h"
 #include "quaver/attention.h"
@@ -85,11 +86,10 @@ class CpuModel {
   ModelConfig config_;
   ModelWeights weights_;
   CpuModelOptions options_;
-  std::vector<RopeShape> rope_shapes_;                // distinct ones
+  ModelRopes ropes_;
   std::vector<std::vector<float>> rope_frequencies_;  // by rope shape
   std::vector<RopeTable> rope_tables_;                // by rope shape, of the current step
-  std::vector<size_t> rope_of_layer_;
-  std::vector<GroupPlan> group_plans_;  // by cache group, of the current step
+  std::vector<GroupPlan> group_plans_;                // by cache group, of the current step
   Workspace space_;
 };
 

@@ -5,16 +5,11 @@
 #include <vector>
 
 #include "core/check.h"
+#include "gemm/cublaslt_workspace.h"
 #include "model/device_weight_plan.h"
 #include "model/dummy.h"
 
 namespace quaver {
-namespace {
-
-constexpr int64_t kBlasWorkspace = int64_t{64} << 20;
-
-}  // namespace
-
 DeviceMemory device_memory(const ModelConfig& config, const CachePlan& plan, const DeviceMemoryShape& shape) {
   const DeviceWeightPlan weights = plan_device_weights(dummy_outline(config), config);
   std::vector<LinearInput> inputs;
@@ -25,7 +20,7 @@ DeviceMemory device_memory(const ModelConfig& config, const CachePlan& plan, con
   }
   const int64_t blocks = plan.blocks_for(shape.max_model_len);
   return {.weights = weights.bytes,
-          .workspace = workspace_layout(config, inputs, shape.step).bytes + kBlasWorkspace,
+          .workspace = workspace_layout(config, inputs, shape.step).bytes + kCublasLtWorkspaceBytes,
           .block = plan.block_bytes(),
           .sequence = blocks * plan.block_bytes(),
           .chunk_pages = (plan.blocks_for(shape.max_model_len, shape.chunk_tokens) - blocks) * plan.block_bytes()};

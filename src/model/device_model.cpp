@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "model/ropes.h"
 
 namespace quaver {
 namespace {
@@ -74,18 +75,16 @@ void DeviceModel::allocate() {
             .input_scales = static_cast<float*>(at(layout.input_scales)),
             .final_hidden = rows_at(layout.final_hidden),
             .logits = static_cast<float*>(at(layout.logits))};
-  const std::vector<RopeShape> shapes = rope_shapes(config_);
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    const std::vector<float> frequencies = rope_frequencies(shapes[i]);
+  ModelRopes ropes = model_ropes(config_);
+  rope_of_layer_ = std::move(ropes.of_layer);
+  for (size_t i = 0; i < ropes.shapes.size(); ++i) {
+    const std::vector<float> frequencies = rope_frequencies(ropes.shapes[i]);
     Rope& rope = ropes_.emplace_back();
     rope.frequencies = DeviceBuffer<float>(std::ssize(frequencies));
-    rope.rotary_pairs = shapes[i].rotary_pairs;
+    rope.rotary_pairs = ropes.shapes[i].rotary_pairs;
     rope.table = static_cast<float*>(at(layout.rope[i]));
     check_cuda(cudaMemcpy(rope.frequencies.data(), frequencies.data(), rope.frequencies.bytes(), cudaMemcpyDefault),
                "cudaMemcpy");
-  }
-  for (const LayerConfig& layer : config_.layers) {
-    rope_of_layer_.push_back(static_cast<size_t>(std::ranges::find(shapes, rope_shape(layer)) - shapes.begin()));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gemm/packed_fp8/layout.h"
+#include "model/ropes.h"
 #include "ops/rope_table_width.h"
 
 namespace quaver {
@@ -50,22 +51,6 @@ int64_t scale_bytes(const LinearInput& input, int64_t tokens) {
 
 }  // namespace
 
-RopeShape rope_shape(const LayerConfig& layer) {
-  return {.head_dim = layer.head_dim,
-          .rotary_pairs = layer.rotary_pairs,
-          .theta = layer.rope_theta,
-          .factor = layer.rope_factor};
-}
-
-std::vector<RopeShape> rope_shapes(const ModelConfig& config) {
-  std::vector<RopeShape> shapes;
-  for (const LayerConfig& layer : config.layers) {
-    const RopeShape shape = rope_shape(layer);
-    if (std::ranges::find(shapes, shape) == shapes.end()) shapes.push_back(shape);
-  }
-  return shapes;
-}
-
 int64_t block_scale_stride(int64_t max_tokens) {
   return (max_tokens + 7) / 8 * 8;
 }
@@ -97,7 +82,7 @@ WorkspaceLayout workspace_layout(const ModelConfig& config, std::span<const Line
   }
   layout.input = take(most_bytes);
   layout.input_scales = take(most_scale_bytes);
-  for (const RopeShape& rope : rope_shapes(config)) {
+  for (const RopeShape& rope : model_ropes(config).shapes) {
     layout.rope.push_back(take(tokens * device_ops::rope_table_width(rope.rotary_pairs) * kFloatBytes));
   }
   layout.final_hidden = take(shape.max_logit_rows * config.hidden_size * kBf16Bytes);

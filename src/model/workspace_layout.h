@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "gemm/gemm_input.h"
-#include "ops/rope.h"
 #include "quaver/model.h"
 
 namespace quaver {
@@ -32,15 +31,11 @@ struct WorkspaceLayout {
   int64_t gate_up = 0;       ///< [T, 2 intermediate] bf16; takes the place of qkv and attention, which are done by then
   int64_t input = 0;         ///< what the next product reads, in the form that takes the most bytes
   int64_t input_scales = 0;  ///< its scales
-  std::vector<int64_t> rope;  ///< by entry of rope_shapes(): [T, rope table] f32
+  std::vector<int64_t> rope;  ///< by entry of model_ropes(): [T, rope table] f32
   int64_t final_hidden = 0;   ///< [L, hidden] bf16
   int64_t logits = 0;         ///< [L, vocab] f32
   int64_t bytes = 0;
 };
-
-/// The distinct rotations of a model, in order of their first layer.
-[[nodiscard]] std::vector<RopeShape> rope_shapes(const ModelConfig& config);
-[[nodiscard]] RopeShape rope_shape(const LayerConfig& layer);
 
 /// Scales of one input with block scales lie so far apart from one 128-column block to the next: as PackedTokens asks.
 [[nodiscard]] int64_t block_scale_stride(int64_t max_tokens);

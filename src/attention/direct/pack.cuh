@@ -57,21 +57,6 @@ struct Block {
   }
 };
 
-/// 16 bytes whose byte i is `code_of(i)`.
-template <class CodeOf>
-__device__ __forceinline__ uint4 sixteen(CodeOf code_of) {
-  uint32_t words[4];
-#pragma unroll
-  for (int word = 0; word < 4; ++word) {
-    words[word] = 0;
-#pragma unroll
-    for (int byte = 0; byte < 4; ++byte) {
-      words[word] |= static_cast<uint32_t>(code_of(4 * word + byte)) << (8 * byte);
-    }
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-
 /// K of an FP8 page: neighbouring threads have neighbouring tokens, whose 16-byte pieces lie next to each other.
 template <class Element>
 __device__ void write_k(const Block<Element>& block, const KvLayout& layout, uint8_t* page, int head, int slot) {
@@ -83,9 +68,9 @@ __device__ void write_k(const Block<Element>& block, const KvLayout& layout, uin
     auto* const to = reinterpret_cast<uint4*>(page + page_format::k_offset(layout, head, slot + token, d));
     if (pieces) {
       const auto piece_of_row = *reinterpret_cast<const Piece<Element>*>(block.rows + token * block.token_stride + d);
-      *to = sixteen([&](int i) { return device_code(piece_of_row.elements[i], block.inverse); });
+      *to = append::sixteen_codes([&](int i) { return device_code(piece_of_row.elements[i], block.inverse); });
     } else {
-      *to = sixteen([&](int i) { return device_code(block.at(token, d + i), block.inverse); });
+      *to = append::sixteen_codes([&](int i) { return device_code(block.at(token, d + i), block.inverse); });
     }
   }
 }
@@ -94,7 +79,7 @@ __device__ void write_k(const Block<Element>& block, const KvLayout& layout, uin
 template <class Element>
 __device__ void write_v(const Block<Element>& block, const KvLayout& layout, uint8_t* page, int head, int slot) {
   for (auto d = static_cast<int>(threadIdx.x); d < block.dim; d += kThreads) {
-    *reinterpret_cast<uint4*>(page + page_format::v_offset(layout, head, slot, d)) = sixteen([&](int i) {
+    *reinterpret_cast<uint4*>(page + page_format::v_offset(layout, head, slot, d)) = append::sixteen_codes([&](int i) {
       const int token = page_format::v_position_token(i);
       return token < block.count ? device_code(block.at(token, d), block.inverse) : uint8_t{0};
     });

@@ -89,17 +89,7 @@ __device__ __forceinline__ void for_v_heads(const QkvParameters& p, const VToken
 /// 16 codes of a column in the order of a page's piece.
 template <int kLanes>
 [[nodiscard]] __device__ __forceinline__ uint4 v_piece(const VCodes<kLanes>& codes, int column) {
-  uint32_t words[4];
-#pragma unroll
-  for (int word = 0; word < 4; ++word) {
-    words[word] = 0;
-#pragma unroll
-    for (int byte = 0; byte < 4; ++byte) {
-      const uint32_t code = codes.rows[page_format::v_position_token(4 * word + byte)][column];
-      words[word] |= code << (8 * byte);
-    }
-  }
-  return {words[0], words[1], words[2], words[3]};
+  return append::sixteen_codes([&](int i) { return codes.rows[page_format::v_position_token(i)][column]; });
 }
 
 /// CTA `block` of those for V: the heads of 16 tokens, v_tile_heads at a time, then the next 16.

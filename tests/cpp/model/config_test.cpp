@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "quaver/model.h"
+#include "testing/gemma_31b.h"
 #include "testing/temp_dir.h"
 #include "testing/tiny_gemma.h"
 
@@ -208,34 +209,15 @@ TEST(Config, B29EmbeddingScaleRoundsToTheCheckpointsDtype) {
   EXPECT_EQ(parse(config).embedding_scale, 25.25);
 }
 
-void expect_gemma4_31b(const ModelConfig& config) {
-  EXPECT_EQ(config.family, ModelFamily::kGemma4);
-  EXPECT_EQ(config.attention_scale, 1.0);
-  EXPECT_EQ(config.final_softcap, 30.0);
-  EXPECT_EQ(config.embedding_scale, 73.5);
-  ASSERT_EQ(config.layers.size(), 60U);
-  for (size_t index = 0; index < 60; ++index) {
-    const LayerConfig& layer = config.layers[index];
-    const bool full = index % 6 == 5;
-    EXPECT_EQ(layer.sliding, !full);
-    EXPECT_EQ(layer.window, full ? 0 : 1024);
-    EXPECT_EQ(layer.head_dim, full ? 512 : 256);
-    EXPECT_EQ(layer.num_kv_heads, full ? 4 : 16);
-    EXPECT_EQ(layer.k_eq_v, full);
-    EXPECT_EQ(layer.rope_theta, full ? 1e6 : 1e4);
-    EXPECT_EQ(layer.rotary_pairs, full ? 64 : 128);  // 64 of 256 pairs rotate
-  }
-}
-
 TEST(Config, Gemma4With31B) {
-  expect_gemma4_31b(parse(gemma4_31b()));
+  testing::expect_gemma4_31b(parse(gemma4_31b()));
   json defaults = gemma4_31b();  // rope and layer types as Gemma4TextConfig defaults them
   defaults["text_config"].erase("rope_parameters");
   defaults["text_config"].erase("layer_types");
-  expect_gemma4_31b(parse(defaults));
+  testing::expect_gemma4_31b(parse(defaults));
   json flat = gemma4_31b()["text_config"];
   flat["architectures"] = {"Gemma4ForCausalLM"};
-  expect_gemma4_31b(parse(flat));
+  testing::expect_gemma4_31b(parse(flat));
 }
 
 TEST(Config, Gemma4SavedByNewerTransformersHasPerLayerConfig) {
@@ -246,7 +228,7 @@ TEST(Config, Gemma4SavedByNewerTransformersHasPerLayerConfig) {
   for (int layer = 5; layer < 60; layer += 6) {
     text["per_layer_config"][std::to_string(layer)] = {{"head_dim", 512}, {"num_key_value_heads", 4}};
   }
-  expect_gemma4_31b(parse(config));
+  testing::expect_gemma4_31b(parse(config));
   text["per_layer_config"] = json::object();  // nothing differs from the general values
   EXPECT_EQ(parse(config).layers[5].head_dim, 256);
   EXPECT_EQ(parse(config).layers[5].num_kv_heads, 16);

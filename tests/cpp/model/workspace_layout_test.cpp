@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "model/ropes.h"
 #include "testing/gemma_31b.h"
 #include "testing/tiny_gemma.h"
 
@@ -68,10 +69,12 @@ TEST(WorkspaceLayout, PartsDoNotOverlap) {
 }
 
 TEST(WorkspaceLayout, RopeShapesAreDistinct) {
-  const std::vector<RopeShape> shapes = rope_shapes(testing::gemma_31b());
+  const auto [shapes, of_layer] = model_ropes(testing::gemma_31b());
   ASSERT_EQ(shapes.size(), 2U);
   EXPECT_EQ(shapes[0], (RopeShape{.head_dim = 256, .rotary_pairs = 128, .theta = 1e4}));
   EXPECT_EQ(shapes[1], (RopeShape{.head_dim = 512, .rotary_pairs = 64, .theta = 1e6}));
+  ASSERT_EQ(of_layer.size(), 60U);
+  for (size_t layer = 0; layer < 60; ++layer) EXPECT_EQ(of_layer[layer], layer % 6 == 5 ? 1U : 0U) << layer;
   EXPECT_EQ(block_scale_stride(1), 8);
   EXPECT_EQ(block_scale_stride(8320), 8320);
 }
