@@ -7,56 +7,24 @@
 
 #include "attention/cpu/emulated.h"
 #include "device_case.h"
+#include "shape.h"
 #include "simt/launch.h"
 #include "testing/metric.h"
 
 namespace quaver::testing {
 namespace {
 
-struct Shape {
-  const char* name;
-  std::vector<int32_t> query_lens;
-  std::vector<int32_t> kv_lens;
-  int kv_heads = 1;
-  int group = 1;
-  int page_size = 64;
-  int window = 0;
-  float softcap = 0.0F;
-  bool sinks = false;
-  bool scales = false;
-};
-
-Case make_case(const Shape& shape, KvLayout layout) {
-  layout.num_kv_heads = shape.kv_heads;
-  layout.page_size = shape.page_size;
-  return Case({.query_lens = shape.query_lens,
-               .kv_lens = shape.kv_lens,
-               .num_q_heads = shape.kv_heads * shape.group,
-               .kv = layout,
-               .window = shape.window,
-               .softcap = shape.softcap,
-               .sinks = shape.sinks,
-               .scales = shape.scales,
-               .descales = shape.scales,
-               .out_dtype = DType::kF32,
-               .seed = 3});
+Case make_case(const Shape& shape, KvLayout kv) {
+  return Case(spec_of(shape, kv, 3));
 }
 
-double relative_l2(const std::vector<float>& actual, const std::vector<float>& expected) {
-  double error = 0.0;
-  double square = 0.0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto e = static_cast<double>(expected[i]);
-    error += std::pow(static_cast<double>(actual[i]) - e, 2);
-    square += e * e;
-  }
-  return error == 0.0 ? 0.0 : std::sqrt(error / square);
-}
-
-/// As the arithmetic of the kernel says, in any order.
-void expect_emulated(Case& host, const AttentionPlan& plan, const AttentionProblem& problem) {
+/// As the arithmetic of the kernel says, in any order. `plan_for(problem)` may write into the problem.
+template <class PlanFor>
+void expect_emulated(const Shape& shape, int head_dim, PlanFor plan_for) {
+  SCOPED_TRACE(shape.name);
+  Case host = make_case(shape, {.head_dim_k = head_dim, .head_dim_v = head_dim});
   DeviceCase device(host);
-  device.problem = problem;
+  const AttentionPlan plan = plan_for(device.problem);
   attention_emulated(host.problem, plan, host.args);
   DeviceAttention attention(device.problem, plan, query_device(0), device.limits());
   const Outputs outputs = device.run(attention);
@@ -84,7 +52,8 @@ TEST_P(DecodeDims, IsItsArithmetic) {
        .group = 3,
        .page_size = 16,
        .sinks = true,
-       .scales = true},
+       .scales = true,
+       .descales = true},
       {.name = "window",
        .query_lens = {2, 1},
        .kv_lens = {517, 128},
@@ -96,21 +65,14 @@ TEST_P(DecodeDims, IsItsArithmetic) {
       {.name = "many rows", .query_lens = {8}, .kv_lens = {403}, .group = 4, .page_size = 128},
   };
   for (const Shape& shape : shapes) {
-    SCOPED_TRACE(shape.name);
-    Case host = make_case(shape, {.head_dim_k = head_dim, .head_dim_v = head_dim});
-    AttentionProblem problem = host.problem;
-    problem.arch = 90;
-    expect_emulated(host, decode_plan(problem, precision), problem);
+    expect_emulated(shape, head_dim, [&](const AttentionProblem& problem) { return decode_plan(problem, precision); });
   }
 }
 
 TEST(Decode, FixedSplits) {
   for (const Precision precision : {Precision::kSplit, Precision::kSingle}) {
-    Case host = make_case({.name = "splits", .query_lens = {1, 1}, .kv_lens = {4500, 70}, .group = 2},
-                          {.head_dim_k = 64, .head_dim_v = 64});
-    AttentionProblem problem = host.problem;
-    problem.arch = 90;
-    expect_emulated(host, decode_plan(problem, precision, true), problem);
+    expect_emulated({.name = "splits", .query_lens = {1, 1}, .kv_lens = {4500, 70}, .group = 2}, 64,
+                    [&](const AttentionProblem& problem) { return decode_plan(problem, precision, true); });
   }
 }
 
@@ -131,7 +93,8 @@ TEST_P(PrefillModes, AreTheirArithmetic) {
        .group = 3,
        .page_size = 16,
        .sinks = true,
-       .scales = true},
+       .scales = true,
+       .descales = true},
       {.name = "window",
        .query_lens = {130},
        .kv_lens = {400},
@@ -141,12 +104,7 @@ TEST_P(PrefillModes, AreTheirArithmetic) {
        .softcap = 30.0F},
   };
   for (const Shape& shape : shapes) {
-    SCOPED_TRACE(shape.name);
-    Case host = make_case(shape, {.head_dim_k = head_dim, .head_dim_v = head_dim});
-    AttentionProblem problem = host.problem;
-    problem.arch = 90;
-    const AttentionPlan plan = prefill_plan(problem, precision);
-    expect_emulated(host, plan, problem);
+    expect_emulated(shape, head_dim, [&](AttentionProblem& problem) { return prefill_plan(problem, precision); });
   }
 }
 
@@ -162,7 +120,8 @@ TEST_P(PrefillModes, PartsAddUp) {
                                  .group = 2,
                                  .window = window,
                                  .sinks = true,
-                                 .scales = true},
+                                 .scales = true,
+                                 .descales = true},
                                 {.head_dim_k = head_dim, .head_dim_v = head_dim});
     DeviceCase device(host);
     const AttentionPlan plan = prefill_plan(device.problem, precision);
@@ -195,7 +154,8 @@ TEST(General, MatchesFloat64) {
        .group = 3,
        .page_size = 16,
        .sinks = true,
-       .scales = true},
+       .scales = true,
+       .descales = true},
       {.name = "window",
        .query_lens = {9},
        .kv_lens = {200},

@@ -12,17 +12,6 @@
 namespace quaver::testing {
 namespace {
 
-double relative_l2(const std::vector<float>& actual, const std::vector<float>& expected) {
-  double error = 0.0;
-  double square = 0.0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const double e = static_cast<double>(expected[i]);
-    error += std::pow(static_cast<double>(actual[i]) - e, 2);
-    square += e * e;
-  }
-  return std::sqrt(error / square);
-}
-
 class DecodeEmulation : public ::testing::TestWithParam<std::tuple<int, Precision>> {};
 
 TEST_P(DecodeEmulation, AgreesBeforeRounding) {

@@ -19,29 +19,7 @@ TEST(DecodeLimits, PoolsBeyond32BitOffsets) {
   const Case host({.query_lens = {1}, .kv_lens = {190}, .num_q_heads = 32, .kv = layout(16, 256, 64)});
   DeviceCase device(host);
   const AttentionPlan plan = decode_plan(device.problem, Precision::kSplit);
-  const Outputs expected = device.run(plan);
-  constexpr int64_t kPages = 8300;
-  const auto page_bytes = static_cast<size_t>(page_format::page_bytes(host.problem.kv));
-  ASSERT_EQ(page_bytes * 4096, size_t{1} << 31);
-  const DeviceBuffer<uint8_t> pool(kPages * static_cast<int64_t>(page_bytes));
-  check_cuda(cudaMemset(pool.data(), 0x7F, pool.bytes()), "cudaMemset");
-  const int32_t placements[3][3] = {{0, 1, 2}, {4095, 4096, 4097}, {8191, 8192, 8299}};
-  for (const auto& pages : placements) {
-    SCOPED_TRACE(pages[1]);
-    std::vector<int32_t> table = host.block_table;
-    for (size_t i = 0; i < 3; ++i) {
-      check_cuda(cudaMemcpy(pool.data() + page_bytes * static_cast<size_t>(pages[i]),
-                            host.pages.data() + page_bytes * static_cast<size_t>(host.block_table[i]), page_bytes,
-                            cudaMemcpyHostToDevice),
-                 "cudaMemcpy");
-      table[i] = pages[i];
-    }
-    const auto device_table = to_device(table);
-    device.args.block_table.data = device_table.data();
-    device.args.pages =
-        ConstTensorView(pool.data(), DType::kU8, {kPages, static_cast<int64_t>(page_bytes)}, device.args.q.device);
-    EXPECT_TRUE(expected == device.run(plan));
-  }
+  expect_same_in_a_large_pool(host, device, plan);
 }
 
 TEST(DecodeLimits, BatchesBeyond65535) {

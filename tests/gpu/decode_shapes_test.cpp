@@ -3,26 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "device_case.h"
+#include "shape.h"
 #include "testing/metric.h"
 
 namespace quaver::testing {
 namespace {
-
-struct Shape {
-  const char* name;
-  std::vector<int32_t> query_lens;
-  std::vector<int32_t> kv_lens;
-  int kv_heads;
-  int group;
-  int page_size;
-  int window = 0;
-  float softcap = 0.0F;
-  bool sinks = false;
-  bool scales = false;
-  bool descales = false;
-  bool causal = true;
-  DType out = DType::kF32;
-};
 
 std::vector<Shape> shapes() {
   return {
@@ -59,21 +44,7 @@ TEST_P(DecodeShapes, MatchFloat64AndRepeatBitwise) {
   uint64_t seed = 7;
   for (const Shape& shape : shapes()) {
     SCOPED_TRACE(shape.name);
-    const Case host({.query_lens = shape.query_lens,
-                     .kv_lens = shape.kv_lens,
-                     .num_q_heads = shape.kv_heads * shape.group,
-                     .kv = {.num_kv_heads = shape.kv_heads,
-                            .head_dim_k = head_dim,
-                            .head_dim_v = head_dim,
-                            .page_size = shape.page_size},
-                     .causal = shape.causal,
-                     .window = shape.window,
-                     .softcap = shape.softcap,
-                     .sinks = shape.sinks,
-                     .scales = shape.scales,
-                     .descales = shape.descales,
-                     .out_dtype = shape.out,
-                     .seed = ++seed});
+    const Case host(spec_of(shape, {.head_dim_k = head_dim, .head_dim_v = head_dim}, ++seed));
     DeviceCase device(host);
     const OracleOutput expected = host.expected();
     for (const bool batch_invariant : {false, true}) {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "attention/tiles.h"
+#include "kv_cache/page_format.h"
 
 namespace quaver::testing {
 namespace {
@@ -124,6 +125,51 @@ Outputs DeviceCase::run(DeviceAttention& attention, cudaStream_t stream) {
 Outputs DeviceCase::run(const AttentionPlan& plan) {
   DeviceAttention attention(problem, plan, query_device(0), limits_);
   return run(attention);
+}
+
+CudaGraphExec DeviceCase::capture(DeviceAttention& attention, cudaStream_t stream, int runs) {
+  return capture_graph(stream, [&](cudaStream_t s) {
+    attention.schedule(args, s);
+    for (int i = 0; i < runs; ++i) attention.run(args, s);
+  });
+}
+
+Outputs DeviceCase::replay(const CudaGraphExec& graph, cudaStream_t stream) {
+  poison();
+  check_cuda(cudaGraphLaunch(graph.get(), stream), "cudaGraphLaunch");
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return outputs();
+}
+
+void overwrite(const ConstTensorView& view, const std::vector<int32_t>& values) {
+  check_cuda(cudaMemcpy(const_cast<void*>(view.data), values.data(), 4 * values.size(), cudaMemcpyHostToDevice),
+             "cudaMemcpy");
+}
+
+void expect_same_in_a_large_pool(const Case& host, DeviceCase& device, const AttentionPlan& plan) {
+  const Outputs expected = device.run(plan);
+  constexpr int64_t kPages = 8300;
+  const auto page_bytes = static_cast<size_t>(page_format::page_bytes(host.problem.kv));
+  ASSERT_EQ(page_bytes * 4096, size_t{1} << 31);
+  const DeviceBuffer<uint8_t> pool(kPages * static_cast<int64_t>(page_bytes));
+  check_cuda(cudaMemset(pool.data(), 0x7F, pool.bytes()), "cudaMemset");
+  const int32_t placements[3][3] = {{0, 1, 2}, {4095, 4096, 4097}, {8191, 8192, 8299}};
+  for (const auto& pages : placements) {
+    SCOPED_TRACE(pages[1]);
+    std::vector<int32_t> table = host.block_table;
+    for (size_t i = 0; i < 3; ++i) {
+      check_cuda(cudaMemcpy(pool.data() + page_bytes * static_cast<size_t>(pages[i]),
+                            host.pages.data() + page_bytes * static_cast<size_t>(host.block_table[i]), page_bytes,
+                            cudaMemcpyHostToDevice),
+                 "cudaMemcpy");
+      table[i] = pages[i];
+    }
+    const auto device_table = to_device(table);
+    device.args.block_table.data = device_table.data();
+    device.args.pages =
+        ConstTensorView(pool.data(), DType::kU8, {kPages, static_cast<int64_t>(page_bytes)}, device.args.q.device);
+    EXPECT_TRUE(expected == device.run(plan));
+  }
 }
 
 }  // namespace quaver::testing

@@ -66,6 +66,11 @@ class DeviceCase {
   /// The same with a kernel object made for the case.
   Outputs run(const AttentionPlan& plan);
 
+  /// schedule() and `runs` times run() as a graph.
+  [[nodiscard]] CudaGraphExec capture(DeviceAttention& attention, cudaStream_t stream, int runs);
+  /// Poisons the outputs, launches the graph and waits for it.
+  Outputs replay(const CudaGraphExec& graph, cudaStream_t stream);
+
   void poison();
   [[nodiscard]] Outputs outputs() const;
   [[nodiscard]] DeviceAttentionLimits limits() const { return limits_; }
@@ -80,5 +85,12 @@ class DeviceCase {
   DeviceBuffer<uint8_t> out_;
   DeviceBuffer<float> lse_;
 };
+
+/// Writes lengths or starts of a DeviceCase.
+void overwrite(const ConstTensorView& view, const std::vector<int32_t>& values);
+
+/// B11: the pages of a case that has three, at places of a pool of NaN codes whose offsets pass 2^31 and 2^32 bytes.
+/// Every run has the bits of the run in the case's own pool.
+void expect_same_in_a_large_pool(const Case& host, DeviceCase& device, const AttentionPlan& plan);
 
 }  // namespace quaver::testing

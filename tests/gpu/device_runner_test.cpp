@@ -50,30 +50,6 @@ std::vector<int32_t> tokens_of(int64_t count, uint64_t seed) {
   return tokens;
 }
 
-// Log-probabilities of prompt tokens 1, 2, …, from a prefill in chunks.
-std::vector<TokenLogprobs> prompt_logprobs(StepDriver& driver, Sequence& sequence, const std::vector<int32_t>& prompt,
-                                           size_t chunk) {
-  std::vector<TokenLogprobs> seen;
-  for (size_t begin = 0; begin < prompt.size(); begin += chunk) {
-    const size_t end = std::min(prompt.size(), begin + chunk);
-    Step step;
-    if (begin == 0) StepDriver::start(step, sequence, {.prompt_logprobs = 5}, prompt);
-    driver.add(step, sequence,
-               {prompt.begin() + static_cast<int64_t>(begin), prompt.begin() + static_cast<int64_t>(end)}, false);
-    driver.finish(step);
-    for (size_t i = begin; i < end && i + 1 < prompt.size(); ++i) {
-      const auto row = static_cast<int32_t>(i - begin);
-      step.batch.logit_rows.push_back(row);
-      step.prompt_logprobs.push_back({.logit_row = row, .slot = sequence.slot, .target = prompt[i + 1]});
-    }
-    driver.runner().launch(step);
-    const StepResult result = driver.runner().wait();
-    EXPECT_TRUE(result.failures.empty());
-    seen.insert(seen.end(), result.prompt_logprobs.begin(), result.prompt_logprobs.end());
-  }
-  return seen;
-}
-
 struct Distance {
   double mean = 0;
   double most = 0;
@@ -107,11 +83,11 @@ TEST_P(DeviceRunnerModels, LogprobsAreTheCpusInOneChunkAndInMany) {
   const RunnerOptions options = runner_options(test.dtype);
   StepDriver cpu(on_cpu(golden(test.name), options));
   Sequence reference;
-  const std::vector<TokenLogprobs> expected = prompt_logprobs(cpu, reference, prompt, prompt.size());
+  const std::vector<TokenLogprobs> expected = cpu.prompt_logprobs(reference, prompt, prompt.size(), 5);
   for (const size_t chunk : {size_t{37}, size_t{13}}) {
     StepDriver gpu(on_gpu(golden(test.name), options));
     Sequence sequence{.slot = 3, .pages = {}};
-    const Distance found = distance(prompt_logprobs(gpu, sequence, prompt, chunk), expected);
+    const Distance found = distance(gpu.prompt_logprobs(sequence, prompt, chunk, 5), expected);
     EXPECT_LT(found.mean, test.mean) << "chunk " << chunk;
     EXPECT_LT(found.most, test.most) << "chunk " << chunk;
     RecordProperty("mean_" + std::to_string(chunk), std::to_string(found.mean));

@@ -6,6 +6,7 @@
 
 #include "device_case.h"
 #include "kv_cache/page_format.h"
+#include "shape.h"
 #include "testing/metric.h"
 
 namespace quaver::testing {
@@ -21,23 +22,6 @@ AttentionPlan general_plan(AttentionProblem problem) {
 Element constant(float value) {
   return [value](int, int64_t, int, int) { return value; };
 }
-
-struct Shape {
-  const char* name;
-  std::vector<int32_t> query_lens;
-  std::vector<int32_t> kv_lens;
-  int kv_heads = 1;
-  int group = 1;
-  int page_size = 64;
-  bool causal = true;
-  int window = 0;
-  float softcap = 0.0F;
-  bool sinks = false;
-  bool scales = false;
-  bool descales = false;
-  int span_len = 0;
-  DType out = DType::kF32;
-};
 
 std::vector<Shape> shapes() {
   return {
@@ -86,9 +70,9 @@ std::vector<Shape> shapes() {
        .query_lens = {40, 3, 1},
        .kv_lens = {200, 70, 2},
        .page_size = 16,
-       .causal = false,
        .window = 40,
-       .descales = true},
+       .descales = true,
+       .causal = false},
       {.name = "spans", .query_lens = {60, 33}, .kv_lens = {90, 33}, .kv_heads = 2, .group = 2, .span_len = 9},
       {.name = "spans_window",
        .query_lens = {60, 33, 8},
@@ -125,23 +109,7 @@ TEST_P(GeneralShapes, MatchFloat64AndRepeatBitwise) {
   uint64_t seed = 70;
   for (const Shape& shape : shapes()) {
     SCOPED_TRACE(shape.name);
-    const Case host({.query_lens = shape.query_lens,
-                     .kv_lens = shape.kv_lens,
-                     .num_q_heads = shape.kv_heads * shape.group,
-                     .kv = {.dtype = dims.dtype,
-                            .num_kv_heads = shape.kv_heads,
-                            .head_dim_k = dims.k,
-                            .head_dim_v = dims.v,
-                            .page_size = shape.page_size},
-                     .causal = shape.causal,
-                     .window = shape.window,
-                     .softcap = shape.softcap,
-                     .sinks = shape.sinks,
-                     .scales = shape.scales,
-                     .descales = shape.descales,
-                     .span_len = shape.span_len,
-                     .out_dtype = shape.out,
-                     .seed = ++seed});
+    const Case host(spec_of(shape, {.dtype = dims.dtype, .head_dim_k = dims.k, .head_dim_v = dims.v}, ++seed));
     DeviceCase device(host);
     DeviceAttention attention(device.problem, general_plan(device.problem), query_device(0), device.limits());
     const OracleOutput expected = host.expected();

@@ -73,19 +73,11 @@ TEST(MixedStep, GraphReplaysAnyMix) {
   const AttentionPlan plan = policy_plan(device.problem);
   DeviceAttention attention(device.problem, plan, query_device(0), device.limits());
   const CudaStream stream = make_stream();
-  const CudaGraphExec graph = capture_graph(stream.get(), [&](cudaStream_t s) {
-    attention.schedule(device.args, s);
-    attention.run(device.args, s);
-  });
+  const CudaGraphExec graph = device.capture(attention, stream.get(), 1);
   const std::vector<std::vector<int32_t>> starts{{0, 100, 130, 131, 171}, {0, 1, 2, 3, 4}, {0, 2, 80, 80, 171}};
   for (const auto& start : starts) {
-    check_cuda(cudaMemcpy(const_cast<void*>(device.args.query_start.data), start.data(), 4 * start.size(),
-                          cudaMemcpyHostToDevice),
-               "cudaMemcpy");
-    device.poison();
-    check_cuda(cudaGraphLaunch(graph.get(), stream.get()), "cudaGraphLaunch");
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-    const Outputs replayed = device.outputs();
+    overwrite(device.args.query_start, start);
+    const Outputs replayed = device.replay(graph, stream.get());
     EXPECT_TRUE(replayed == device.run(plan));
   }
 }

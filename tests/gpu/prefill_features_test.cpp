@@ -32,17 +32,6 @@ Outputs run_single(DeviceCase& device) {
   return run(device, Precision::kSingle);
 }
 
-double relative_l2(const std::vector<float>& actual, const std::vector<float>& expected) {
-  double error = 0.0;
-  double square = 0.0;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const double e = static_cast<double>(expected[i]);
-    error += std::pow(static_cast<double>(actual[i]) - e, 2);
-    square += e * e;
-  }
-  return std::sqrt(error / square);
-}
-
 // B16: every row counts exactly the keys that it sees, whatever tile, page and block edges they lie at.
 TEST(PrefillProbes, EveryMaskEdgeOfEveryRow) {
   struct Edges {
@@ -249,25 +238,14 @@ TEST(PrefillGraph, ReplayWithOtherLengths) {
   const AttentionPlan plan = prefill_plan(device.problem, Precision::kSingle);
   DeviceAttention attention(device.problem, plan, query_device(0), device.limits());
   const CudaStream stream = make_stream();
-  const CudaGraphExec graph = capture_graph(stream.get(), [&](cudaStream_t s) {
-    attention.schedule(device.args, s);
-    attention.run(device.args, s);
-    attention.run(device.args, s);  // a second layer with the same work list
-  });
+  const CudaGraphExec graph = device.capture(attention, stream.get(), 2);  // two layers with one work list
   const std::vector<std::vector<int32_t>> starts{{0, 300, 340, 410}, {0, 1, 101, 410}, {0, 0, 410, 410}, {0, 3, 3, 3}};
   const std::vector<std::vector<int32_t>> lengths{{300, 600, 70}, {20, 600, 0}, {5, 590, 70}, {300, 17, 1}};
   for (size_t i = 0; i < starts.size(); ++i) {
     SCOPED_TRACE(i);
-    const auto copy = [](const ConstTensorView& to, const std::vector<int32_t>& from) {
-      check_cuda(cudaMemcpy(const_cast<void*>(to.data), from.data(), 4 * from.size(), cudaMemcpyHostToDevice),
-                 "cudaMemcpy");
-    };
-    copy(device.args.query_start, starts[i]);
-    copy(device.args.seq_lens, lengths[i]);
-    device.poison();
-    check_cuda(cudaGraphLaunch(graph.get(), stream.get()), "cudaGraphLaunch");
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-    const Outputs replayed = device.outputs();
+    overwrite(device.args.query_start, starts[i]);
+    overwrite(device.args.seq_lens, lengths[i]);
+    const Outputs replayed = device.replay(graph, stream.get());
     EXPECT_TRUE(replayed == device.run(plan));
   }
 }

@@ -88,13 +88,7 @@ TEST(PrefillSplits, AreTheSumOfTheirParts) {
       const Outputs parts = device.run(attention);
       EXPECT_TRUE(parts == device.run(attention)) << "second run differs";
       EXPECT_FALSE(parts == whole) << "nothing was cut";
-      double error = 0.0;
-      double square = 0.0;
-      for (size_t i = 0; i < whole.f32.size(); ++i) {
-        error += std::pow(static_cast<double>(parts.f32[i] - whole.f32[i]), 2);
-        square += std::pow(static_cast<double>(whole.f32[i]), 2);
-      }
-      EXPECT_LE(std::sqrt(error / square), 2e-5);  // E4M3 subnormals of P sit on another grid in another part
+      EXPECT_LE(relative_l2(parts.f32, whole.f32), 2e-5);  // E4M3 subnormals of P sit on another grid in another part
       for (size_t i = 0; i < whole.lse.size(); ++i) {
         if (parts.lse[i] == whole.lse[i]) continue;  // -inf too
         EXPECT_NEAR(parts.lse[i], whole.lse[i], 2e-5F) << "row " << i;
@@ -112,19 +106,10 @@ TEST(PrefillSplits, GraphReplaysCutAndUncutSteps) {
   const AttentionPlan plan = prefill_plan(device.problem, Precision::kSplit);
   DeviceAttention attention(device.problem, plan, query_device(0), device.limits());
   const CudaStream stream = make_stream();
-  const CudaGraphExec graph = capture_graph(stream.get(), [&](cudaStream_t s) {
-    attention.schedule(device.args, s);
-    attention.run(device.args, s);
-    attention.run(device.args, s);
-  });
+  const CudaGraphExec graph = device.capture(attention, stream.get(), 2);
   for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{9000, 4000, 90}, {700, 500, 90}, {40, 4000, 0}}) {
-    check_cuda(cudaMemcpy(const_cast<void*>(device.args.seq_lens.data), lengths.data(), 4 * lengths.size(),
-                          cudaMemcpyHostToDevice),
-               "cudaMemcpy");
-    device.poison();
-    check_cuda(cudaGraphLaunch(graph.get(), stream.get()), "cudaGraphLaunch");
-    check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-    const Outputs replayed = device.outputs();
+    overwrite(device.args.seq_lens, lengths);
+    const Outputs replayed = device.replay(graph, stream.get());
     EXPECT_TRUE(replayed == device.run(plan));
   }
 }
@@ -154,28 +139,7 @@ TEST(PrefillLimits, PoolsBeyond32BitOffsets) {
   const Case host({.query_lens = {40}, .kv_lens = {190}, .num_q_heads = 32, .kv = layout(16, 256, 64)});
   DeviceCase device(host);
   const AttentionPlan plan = prefill_plan(device.problem, Precision::kSingle);
-  const Outputs expected = device.run(plan);
-  constexpr int64_t kPages = 8300;
-  const auto page_bytes = static_cast<size_t>(page_format::page_bytes(host.problem.kv));
-  const DeviceBuffer<uint8_t> pool(kPages * static_cast<int64_t>(page_bytes));
-  check_cuda(cudaMemset(pool.data(), 0x7F, pool.bytes()), "cudaMemset");
-  const int32_t placements[2][3] = {{4095, 4096, 4097}, {8191, 8192, 8299}};
-  for (const auto& pages : placements) {
-    SCOPED_TRACE(pages[1]);
-    std::vector<int32_t> table = host.block_table;
-    for (size_t i = 0; i < 3; ++i) {
-      check_cuda(cudaMemcpy(pool.data() + page_bytes * static_cast<size_t>(pages[i]),
-                            host.pages.data() + page_bytes * static_cast<size_t>(host.block_table[i]), page_bytes,
-                            cudaMemcpyHostToDevice),
-                 "cudaMemcpy");
-      table[i] = pages[i];
-    }
-    const auto device_table = to_device(table);
-    device.args.block_table.data = device_table.data();
-    device.args.pages =
-        ConstTensorView(pool.data(), DType::kU8, {kPages, static_cast<int64_t>(page_bytes)}, device.args.q.device);
-    EXPECT_TRUE(expected == device.run(plan));
-  }
+  expect_same_in_a_large_pool(host, device, plan);
 }
 
 }  // namespace

@@ -4,27 +4,12 @@
 
 #include "core/e4m3.h"
 #include "device_case.h"
+#include "shape.h"
 #include "testing/metric.h"
 #include "testing/random.h"
 
 namespace quaver::testing {
 namespace {
-
-struct Shape {
-  const char* name;
-  std::vector<int32_t> query_lens;
-  std::vector<int32_t> kv_lens;
-  int kv_heads;
-  int group;
-  int page_size;
-  int window = 0;
-  float softcap = 0.0F;
-  bool sinks = false;
-  bool scales = false;
-  bool descales = false;
-  bool causal = true;
-  DType out = DType::kF32;
-};
 
 std::vector<Shape> shapes() {
   return {
@@ -56,25 +41,12 @@ std::vector<Shape> shapes() {
 // In `single` Q is what E4M3 holds exactly: the error is that of P alone and the LSE has that of the accumulator.
 Case make_case(const Shape& shape, PrefillMode mode, uint64_t seed) {
   Random random(seed);
-  return Case({.query_lens = shape.query_lens,
-               .kv_lens = shape.kv_lens,
-               .num_q_heads = shape.kv_heads * shape.group,
-               .kv = {.num_kv_heads = shape.kv_heads,
-                      .head_dim_k = mode.head_dim,
-                      .head_dim_v = mode.head_dim,
-                      .page_size = shape.page_size},
-               .causal = shape.causal,
-               .window = shape.window,
-               .softcap = shape.softcap,
-               .sinks = shape.sinks,
-               .scales = shape.scales,
-               .descales = shape.descales,
-               .out_dtype = shape.out,
-               .seed = seed,
-               .query = [&](int, int64_t, int, int) {
-                 const float x = random.normal();
-                 return mode.precision == Precision::kSingle ? e4m3_decode(e4m3_quantize(x, 1.0F)) : x;
-               }});
+  CaseSpec spec = spec_of(shape, {.head_dim_k = mode.head_dim, .head_dim_v = mode.head_dim}, seed);
+  spec.query = [&](int, int64_t, int, int) {
+    const float x = random.normal();
+    return mode.precision == Precision::kSingle ? e4m3_decode(e4m3_quantize(x, 1.0F)) : x;
+  };
+  return Case(spec);
 }
 
 // `single`: rows of few keys have no other keys to average the rounding of P with.

@@ -79,23 +79,7 @@ TEST(CpuRunner, PromptLogprobsOfAnyChunking) {
   for (const size_t chunk : {1U, 3U, 7U, 1000U}) {
     Driver driver(testing::tiny_runner(config, {}, {.batch_invariant = true}));
     Driver::Sequence sequence;
-    std::vector<TokenLogprobs> seen;
-    for (size_t begin = 0; begin < prompt.size(); begin += chunk) {
-      const size_t end = std::min(prompt.size(), begin + chunk);
-      Step step;
-      if (begin == 0) Driver::start(step, sequence, {.prompt_logprobs = 2}, prompt);
-      driver.add(step, sequence,
-                 {prompt.begin() + static_cast<int64_t>(begin), prompt.begin() + static_cast<int64_t>(end)}, false);
-      driver.finish(step);
-      for (size_t i = begin; i < end && i + 1 < prompt.size(); ++i) {
-        const auto row = static_cast<int32_t>(i - begin);
-        step.batch.logit_rows.push_back(row);
-        step.prompt_logprobs.push_back({.logit_row = row, .slot = 0, .target = prompt[i + 1]});
-      }
-      driver.runner().launch(step);
-      const StepResult result = driver.runner().wait();
-      seen.insert(seen.end(), result.prompt_logprobs.begin(), result.prompt_logprobs.end());
-    }
+    const std::vector<TokenLogprobs> seen = driver.prompt_logprobs(sequence, prompt, chunk, 2);
     ASSERT_EQ(seen.size(), expected.size()) << chunk;
     for (size_t i = 0; i < seen.size(); ++i) {
       EXPECT_EQ(seen[i].token, prompt[i + 1]);

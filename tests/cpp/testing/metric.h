@@ -66,6 +66,18 @@ template <class T>
   return result;
 }
 
+/// |a - e| / |e| of two results in floats; NaN where either holds one.
+[[nodiscard]] inline double relative_l2(std::span<const float> actual, std::span<const float> expected) {
+  double error = 0.0;
+  double square = 0.0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto e = static_cast<double>(expected[i]);
+    error += std::pow(static_cast<double>(actual[i]) - e, 2);
+    square += e * e;
+  }
+  return error == 0.0 ? 0.0 : std::sqrt(error / square);
+}
+
 struct Tolerance {
   double relative_l2 = 0.0;
   double worst_row = 0.0;
@@ -73,7 +85,6 @@ struct Tolerance {
   double lse = 0.0;   ///< absolute, natural units; for |logits| up to about 10
 };
 
-/// The table. `out` is the type of the output: BF16 rounding alone is 1.7e-3.
 /// Steps of the 16-bit grid between two BF16 values.
 [[nodiscard]] inline int bf16_steps(Bf16 a, Bf16 b) {
   const auto ordered = [](Bf16 x) {
@@ -90,6 +101,7 @@ struct Tolerance {
   return static_cast<double>(far) / static_cast<double>(a.size());
 }
 
+/// The table. `out` is the type of the output: BF16 rounding alone is 1.7e-3.
 [[nodiscard]] inline Tolerance tolerance(Precision precision, DType out) {
   const bool bf16 = out == DType::kBF16;
   switch (precision) {

@@ -1,6 +1,9 @@
 // Requests stepped by hand over any runner: what the engine does, without its queue.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -61,6 +64,29 @@ class StepDriver {
     finish(step);
     runner_->launch(step);
     return runner_->wait();
+  }
+  /// Log-probabilities of prompt tokens 1, 2, …, with the `top` best, from a prefill in chunks.
+  std::vector<TokenLogprobs> prompt_logprobs(Sequence& sequence, const std::vector<int32_t>& prompt, size_t chunk,
+                                             int top) {
+    std::vector<TokenLogprobs> seen;
+    for (size_t begin = 0; begin < prompt.size(); begin += chunk) {
+      const size_t end = std::min(prompt.size(), begin + chunk);
+      Step step;
+      if (begin == 0) start(step, sequence, {.prompt_logprobs = top}, prompt);
+      add(step, sequence, {prompt.begin() + static_cast<int64_t>(begin), prompt.begin() + static_cast<int64_t>(end)},
+          false);
+      finish(step);
+      for (size_t i = begin; i < end && i + 1 < prompt.size(); ++i) {
+        const auto row = static_cast<int32_t>(i - begin);
+        step.batch.logit_rows.push_back(row);
+        step.prompt_logprobs.push_back({.logit_row = row, .slot = sequence.slot, .target = prompt[i + 1]});
+      }
+      runner_->launch(step);
+      const StepResult result = runner_->wait();
+      EXPECT_TRUE(result.failures.empty());
+      seen.insert(seen.end(), result.prompt_logprobs.begin(), result.prompt_logprobs.end());
+    }
+    return seen;
   }
   KvManager& manager() { return manager_; }
   Runner& runner() { return *runner_; }
