@@ -1,9 +1,13 @@
-// Numbers on the command lines of the measuring programs.
+// The command lines of the measuring programs.
 #pragma once
 
 #include <charconv>
+#include <cstdint>
+#include <sstream>
+#include <string>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "core/check.h"
 
@@ -17,6 +21,42 @@ Integer integer_argument(std::string_view name, std::string_view text, Integer l
   check(error == std::errc{} && end == text.data() + text.size() && value >= least, name, " ", text,
         ": expected an integer from ", least, " on");
   return value;
+}
+
+/// Integers with commas between them, the same way.
+inline std::vector<int64_t> integer_arguments(std::string_view name, const std::string& text, int64_t least) {
+  std::vector<int64_t> values;
+  std::istringstream list(text);
+  for (std::string value; std::getline(list, value, ',');) values.push_back(integer_argument(name, value, least));
+  check(!values.empty(), name, " ", text, ": expected integers with commas between them");
+  return values;
+}
+
+/// What every program that measures a GPU is told.
+struct RunOptions {
+  std::string out;
+  std::string commit = "unknown";
+  std::string driver = "unknown";
+};
+
+/// Reads pairs of "--option value" into `options`; those of the program itself go to `take(option, value)`, which
+/// returns whether it has the option. Throws Error(kInvalidArgument) naming an unknown one.
+template <class Take>
+void read_options(int argc, char** argv, RunOptions& options, Take take) {
+  for (int i = 1; i < argc; i += 2) {
+    const std::string option = argv[i];
+    check(i + 1 < argc, "option ", option, ": expected a value");
+    const std::string value = argv[i + 1];
+    if (option == "--out") {
+      options.out = value;
+    } else if (option == "--commit") {
+      options.commit = value;
+    } else if (option == "--driver") {
+      options.driver = value;
+    } else {
+      check(take(option, value), "option ", option, ": expected one that this program has");
+    }
+  }
 }
 
 }  // namespace quaver::bench

@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "arguments.h"
 #include "attention/append_case.h"
 #include "attention/decode_case.h"
 #include "attention/prefill_case.h"
@@ -178,22 +179,23 @@ void run_prefill(const std::string& out_path, const std::string& only, const std
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  std::string suite = "decode";
-  std::string out = "decode.json";
-  std::string only;
-  std::string commit = "unknown";
-  std::string driver = "unknown";
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--suite") suite = argv[i + 1];
-    if (option == "--out") out = argv[i + 1];
-    if (option == "--only") only = argv[i + 1];
-    if (option == "--commit") commit = argv[i + 1];
-    if (option == "--driver") driver = argv[i + 1];
-  }
   try {
+    quaver::bench::RunOptions options{.out = "decode.json"};
+    std::string suite = "decode";
+    std::string only;
+    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
+      if (option == "--suite") {
+        suite = value;
+      } else if (option == "--only") {
+        only = value;
+      } else {
+        return false;
+      }
+      return true;
+    });
     quaver::check(suite == "decode" || suite == "prefill", "--suite ", suite, ": expected decode or prefill");
-    (suite == "decode" ? quaver::bench::run : quaver::bench::run_prefill)(out, only, commit, driver);
+    (suite == "decode" ? quaver::bench::run : quaver::bench::run_prefill)(options.out, only, options.commit,
+                                                                          options.driver);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_attention: %s\n", error.what());
     return 1;

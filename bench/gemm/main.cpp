@@ -17,7 +17,6 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "arguments.h"
 #include "attention/device_data.h"
@@ -46,12 +45,9 @@ constexpr std::array kProducts{Product{"gate_up", 43008, 5376},   Product{"down"
                                Product{"qkv_local", 16384, 5376}, Product{"o_local", 5376, 8192},
                                Product{"qk_global", 18432, 5376}, Product{"o_global", 5376, 16384}};
 
-struct Options {
-  std::string out = "gemm.json";
-  std::string commit = "unknown";
-  std::string driver = "unknown";
-  std::vector<int64_t> tokens{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192};
+struct Options : RunOptions {
   int idle_ms = 40;
+  std::vector<int64_t> tokens{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192};
   bool all_plans = false;
   std::string products;  ///< empty: all
 };
@@ -249,24 +245,23 @@ class Bench {
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  using quaver::bench::integer_argument;
   try {
     quaver::bench::Options options;
-    for (int i = 1; i + 1 < argc; i += 2) {
-      const std::string option = argv[i];
-      if (option == "--out") options.out = argv[i + 1];
-      if (option == "--commit") options.commit = argv[i + 1];
-      if (option == "--driver") options.driver = argv[i + 1];
-      if (option == "--idle-ms") options.idle_ms = integer_argument(option, argv[i + 1], 0);
-      if (option == "--products") options.products = argv[i + 1];
-      if (option == "--plans") options.all_plans = std::string(argv[i + 1]) == "all";
-      if (option == "--tokens") {
-        options.tokens.clear();
-        std::istringstream list(argv[i + 1]);
-        for (std::string m; std::getline(list, m, ',');)
-          options.tokens.push_back(integer_argument<int64_t>(option, m, 1));
+    options.out = "gemm.json";
+    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
+      if (option == "--products") {
+        options.products = value;
+      } else if (option == "--plans") {
+        options.all_plans = value == "all";
+      } else if (option == "--idle-ms") {
+        options.idle_ms = quaver::bench::integer_argument(option, value, 0);
+      } else if (option == "--tokens") {
+        options.tokens = quaver::bench::integer_arguments(option, value, 1);
+      } else {
+        return false;
       }
-    }
+      return true;
+    });
     const nlohmann::json report = quaver::bench::Bench(options).run();
     std::ofstream(options.out) << report.dump(2) << "\n";
   } catch (const std::exception& error) {

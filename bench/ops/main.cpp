@@ -14,8 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
-#include <sstream>
 
+#include "arguments.h"
 #include "attention/graph_timer.h"
 #include "attention/timer.h"
 #include "core/device_info.h"
@@ -52,12 +52,9 @@ constexpr LayerKind kSliding{"sliding", {.num_kv_heads = 16, .head_dim_k = 256, 
                              50};
 constexpr LayerKind kFull{"full", {.num_kv_heads = 4, .head_dim_k = 512, .head_dim_v = 512}, 64, 1e6, true, 10};
 
-struct Options {
-  std::string out = "ops.json";
-  std::string commit = "unknown";
-  std::string driver = "unknown";
-  std::vector<int64_t> tokens{1, 128, 2048, 8192};
+struct Options : RunOptions {
   int idle_ms = 40;
+  std::vector<int64_t> tokens{1, 128, 2048, 8192};
   InputKind kind = InputKind::kPerToken;
 };
 
@@ -338,19 +335,19 @@ class Bench {
 int main(int argc, char** argv) {
   try {
     quaver::bench::Options options;
-    for (int i = 1; i + 1 < argc; i += 2) {
-      const std::string option = argv[i];
-      if (option == "--out") options.out = argv[i + 1];
-      if (option == "--commit") options.commit = argv[i + 1];
-      if (option == "--driver") options.driver = argv[i + 1];
-      if (option == "--idle-ms") options.idle_ms = std::stoi(argv[i + 1]);
-      if (option == "--kind") options.kind = quaver::bench::kind_of(argv[i + 1]);
-      if (option == "--tokens") {
-        options.tokens.clear();
-        std::istringstream list(argv[i + 1]);
-        for (std::string count; std::getline(list, count, ',');) options.tokens.push_back(std::stoll(count));
+    options.out = "ops.json";
+    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
+      if (option == "--kind") {
+        options.kind = quaver::bench::kind_of(value);
+      } else if (option == "--idle-ms") {
+        options.idle_ms = quaver::bench::integer_argument(option, value, 0);
+      } else if (option == "--tokens") {
+        options.tokens = quaver::bench::integer_arguments(option, value, 1);
+      } else {
+        return false;
       }
-    }
+      return true;
+    });
     const nlohmann::json report = quaver::bench::Bench(options).run();
     std::ofstream(options.out) << report.dump(2) << "\n";
   } catch (const std::exception& error) {

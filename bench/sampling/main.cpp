@@ -10,8 +10,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <sstream>
 
+#include "arguments.h"
 #include "attention/graph_timer.h"
 #include "attention/timer.h"
 #include "core/device_info.h"
@@ -24,12 +24,9 @@ constexpr int64_t kVocab = 262144;
 constexpr int64_t kPoolRows = 256;
 constexpr int64_t kPastTokens = 8192;
 
-struct Options {
-  std::string out = "sampling.json";
-  std::string commit = "unknown";
-  std::string driver = "unknown";
-  std::vector<int64_t> rows{1, 128};
+struct Options : RunOptions {
   int idle_ms = 40;
+  std::vector<int64_t> rows{1, 128};
 };
 
 struct Case {
@@ -152,18 +149,17 @@ nlohmann::json run(const Options& options) {
 int main(int argc, char** argv) {
   try {
     quaver::bench::Options options;
-    for (int i = 1; i + 1 < argc; i += 2) {
-      const std::string option = argv[i];
-      if (option == "--out") options.out = argv[i + 1];
-      if (option == "--commit") options.commit = argv[i + 1];
-      if (option == "--driver") options.driver = argv[i + 1];
-      if (option == "--idle-ms") options.idle_ms = std::stoi(argv[i + 1]);
-      if (option == "--rows") {
-        options.rows.clear();
-        std::istringstream list(argv[i + 1]);
-        for (std::string count; std::getline(list, count, ',');) options.rows.push_back(std::stoll(count));
+    options.out = "sampling.json";
+    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
+      if (option == "--idle-ms") {
+        options.idle_ms = quaver::bench::integer_argument(option, value, 0);
+      } else if (option == "--rows") {
+        options.rows = quaver::bench::integer_arguments(option, value, 1);
+      } else {
+        return false;
       }
-    }
+      return true;
+    });
     const nlohmann::json report = quaver::bench::run(options);
     std::ofstream(options.out) << report.dump(2) << "\n";
   } catch (const std::exception& error) {

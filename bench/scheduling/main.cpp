@@ -1,5 +1,5 @@
 // Host time of a decode step without a model: schedule() and update() for requests on the cache groups of Gemma 4 31B.
-// usage: bench_scheduling [loads]       JSON on stdout, committed as bench/results/cpu/scheduling.json
+// usage: bench_scheduling [loads [commit]]       JSON on stdout, committed as bench/results/cpu/scheduling.json
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -62,7 +62,9 @@ nlohmann::json run(int64_t num_loads) {
 int main(int argc, char** argv) {
   try {
     const int64_t num_loads = argc > 1 ? quaver::bench::integer_argument<int64_t>("loads", argv[1], 1) : 5;
-    std::cout << run(num_loads).dump(2) << '\n';
+    nlohmann::json report = run(num_loads);
+    report["commit"] = argc > 2 ? argv[2] : "unknown";
+    std::cout << report.dump(2) << '\n';
     return 0;
   } catch (const std::exception& error) {
     std::cerr << "bench_scheduling: " << error.what() << '\n';
