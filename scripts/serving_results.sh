@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 out=${1:-bench/results/cpu}
 scripts/build.sh quaver_python bench_scheduling
 scripts/model.sh
-build/cpu/bench/scheduling/bench_scheduling > "$out/scheduling.json"
+build/cpu/bench/scheduling/bench_scheduling 5 "$(git rev-parse --short HEAD)" > "$out/scheduling.json"
 
 log=$(mktemp)
 .venv/bin/quaver serve --model models/gemma-3-270m --port 0 --max-model-len 1024 --kv-cache-memory-bytes 268435456 2> "$log" &
