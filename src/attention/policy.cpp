@@ -194,4 +194,10 @@ std::variant<AttentionPlan, Unsupported> plan_attention(const AttentionProblem& 
   return plan_attention(problem, kBuiltKernels);
 }
 
+AttentionPlan plan_or_throw(const AttentionProblem& problem) {
+  const auto decision = plan_attention(problem);
+  if (const auto* const refusal = std::get_if<Unsupported>(&decision)) fail(ErrorKind::kUnsupported, refusal->reason);
+  return std::get<AttentionPlan>(decision);
+}
+
 }  // namespace quaver

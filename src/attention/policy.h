@@ -12,6 +12,9 @@ namespace quaver {
 [[nodiscard]] std::variant<AttentionPlan, Unsupported> plan_attention(const AttentionProblem& problem,
                                                                       std::span<const AttentionKernel> built);
 
+/// plan_attention() for who cannot go on without a plan. Throws Error(kUnsupported) with the policy's sentence.
+[[nodiscard]] AttentionPlan plan_or_throw(const AttentionProblem& problem);
+
 /// Query rows a kv head of the longest sequence in a call: group * max_query_len.
 [[nodiscard]] int64_t rows_per_kv_head(const AttentionProblem& problem);
 

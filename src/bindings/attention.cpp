@@ -3,21 +3,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include "attention/policy.h"
 #include "bindings/bindings.h"
 #include "bindings/names.h"
-#include "core/check.h"
 #include "quaver/attention.h"
 
 namespace nb = nanobind;
 
 namespace quaver::bindings {
 namespace {
-
-AttentionPlan plan_or_throw(const AttentionProblem& problem) {
-  const auto answer = plan_attention(problem);
-  if (const auto* refusal = std::get_if<Unsupported>(&answer)) fail(ErrorKind::kUnsupported, refusal->reason);
-  return std::get<AttentionPlan>(answer);
-}
 
 AttentionProblem make_problem(int arch, int num_q_heads, const KvLayout& kv, int max_query_len, int window, bool causal,
                               float softcap, bool sinks, bool bidirectional_spans, bool batch_invariant,

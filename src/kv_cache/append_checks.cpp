@@ -2,18 +2,11 @@
 
 #include <bit>
 
-#include "core/check.h"
+#include "core/check_view.h"
 #include "kv_cache/page_format.h"
 
 namespace quaver {
 namespace {
-
-/// As check(), but formats the view only when the check fails.
-template <class... Parts>
-void check_view(bool ok, const char* name, const ConstTensorView& view, const Parts&... expected) {
-  if (!ok) [[unlikely]]
-    fail(ErrorKind::kInvalidArgument, name, " ", to_string(view), ": expected ", expected...);
-}
 
 const char* kind_name(Device::Kind kind) {
   return kind == Device::Kind::kCpu ? "cpu" : "cuda";

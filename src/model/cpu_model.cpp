@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/policy.h"
 #include "core/check.h"
 #include "ops/embedding.h"
 #include "ops/geglu.h"
@@ -118,9 +119,7 @@ void CpuModel::plan_groups(const CachePlan& cache_plan, int max_query_len, bool 
                                    .batch_invariant = options_.batch_invariant,
                                    .precision = options_.attention_precision,
                                    .kernel = options_.attention_kernel};
-    const auto decision = plan_attention(problem);
-    if (const auto* const refusal = std::get_if<Unsupported>(&decision)) fail(ErrorKind::kUnsupported, refusal->reason);
-    group_plans_.push_back({.problem = problem, .plan = std::get<AttentionPlan>(decision)});
+    group_plans_.push_back({.problem = problem, .plan = plan_or_throw(problem)});
   }
 }
 

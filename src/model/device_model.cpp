@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/policy.h"
 #include "core/check.h"
 #include "model/ropes.h"
 
@@ -56,9 +57,7 @@ DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max
                                  .softcap = static_cast<float>(config_.attention_softcap),
                                  .precision = options_.attention_precision,
                                  .kernel = options_.attention_kernel};
-  const auto decision = plan_attention(problem);
-  if (const auto* const refusal = std::get_if<Unsupported>(&decision)) fail(ErrorKind::kUnsupported, refusal->reason);
-  return {problem, std::get<AttentionPlan>(decision), device, {.max_sequences = options_.max_sequences}};
+  return {problem, plan_or_throw(problem), device, {.max_sequences = options_.max_sequences}};
 }
 
 void DeviceModel::allocate() {

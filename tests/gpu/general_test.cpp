@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "attention/policy.h"
 #include "device_case.h"
 #include "kv_cache/page_format.h"
 #include "shape.h"
@@ -14,9 +15,7 @@ namespace {
 
 AttentionPlan general_plan(AttentionProblem problem) {
   problem.kernel = AttentionKernel::kGeneral;
-  const auto decision = plan_attention(problem);
-  if (const auto* refused = std::get_if<Unsupported>(&decision)) fail(ErrorKind::kUnsupported, refused->reason);
-  return std::get<AttentionPlan>(decision);
+  return plan_or_throw(problem);
 }
 
 Element constant(float value) {

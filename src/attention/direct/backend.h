@@ -60,9 +60,6 @@ struct Scratch {
 [[nodiscard]] KvPack kv_pack(const AttentionProblem& problem, const DirectAttentionArgs& args, const CallShape& shape,
                              uint8_t* pages);
 
-/// Throws Error(kUnsupported) with the policy's sentence.
-[[nodiscard]] AttentionPlan plan_or_throw(const AttentionProblem& problem);
-
 [[nodiscard]] std::unique_ptr<DirectAttention::Backend> make_cpu_backend();
 /// In a build without CUDA (no_cuda.cpp) throws Error(kUnsupported).
 [[nodiscard]] std::unique_ptr<DirectAttention::Backend> make_cuda_backend(int index);

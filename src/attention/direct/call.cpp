@@ -1,18 +1,11 @@
 #include <string>
 
 #include "attention/direct/backend.h"
-#include "core/check.h"
+#include "core/check_view.h"
 #include "kv_cache/page_format.h"
 
 namespace quaver::direct {
 namespace {
-
-/// As check(), but formats the view only when the check fails.
-template <class... Parts>
-void check_view(bool ok, const char* name, const ConstTensorView& view, const Parts&... expected) {
-  if (!ok) [[unlikely]]
-    fail(ErrorKind::kInvalidArgument, name, " ", to_string(view), ": expected ", expected...);
-}
 
 /// Q, K or V.
 void check_rows(const char* name, const ConstTensorView& view, int rank, int heads, int dim, Device device) {
@@ -176,12 +169,6 @@ KvPack kv_pack(const AttentionProblem& problem, const DirectAttentionArgs& args,
           .v_scale_stride = args.v_scale.strides.front(),
           .pages = pages,
           .num_keys = shape.num_keys};
-}
-
-AttentionPlan plan_or_throw(const AttentionProblem& problem) {
-  const auto answer = plan_attention(problem);
-  if (const auto* const refusal = std::get_if<Unsupported>(&answer)) fail(ErrorKind::kUnsupported, refusal->reason);
-  return std::get<AttentionPlan>(answer);
 }
 
 }  // namespace quaver::direct

@@ -6,6 +6,7 @@
 #include "attention/device_attention.h"
 #include "attention/direct/backend.h"
 #include "attention/direct/device_pack.h"
+#include "attention/policy.h"
 #include "attention/tiles.h"
 #include "core/cuda.h"
 #include "kv_cache/page_format.h"

@@ -3,6 +3,7 @@
 
 #include "attention/checks.h"
 #include "attention/direct/backend.h"
+#include "attention/policy.h"
 #include "core/check.h"
 #include "kv_cache/page_format.h"
 #include "kv_cache/scales.h"

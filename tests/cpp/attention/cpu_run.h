@@ -4,16 +4,10 @@
 #include <array>
 #include <vector>
 
-#include "core/check.h"
+#include "attention/policy.h"
 #include "testing/cases.h"
 
 namespace quaver::testing {
-
-[[nodiscard]] inline AttentionPlan plan_or_throw(const AttentionProblem& problem) {
-  const auto decision = plan_attention(problem);
-  if (const auto* refused = std::get_if<Unsupported>(&decision)) fail(ErrorKind::kUnsupported, refused->reason);
-  return std::get<AttentionPlan>(decision);
-}
 
 inline void run(Case& c) {
   c.poison_outputs();
