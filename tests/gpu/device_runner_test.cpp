@@ -311,7 +311,9 @@ TEST(DeviceRunner, RefusesWhatItCannotHonour) {
   refused(runner_options(), {.batch_invariant = true}, ErrorKind::kUnsupported, {"batch_invariant"});
   RunnerOptions options = runner_options();
   options.kv_cache_bytes = int64_t{1} << 50;
-  refused(options, {.max_model_len = 1024, .max_num_seqs = 65536}, ErrorKind::kOutOfMemory, {"expected at most the"});
+  options.block_size = 128;
+  options.hf_overrides = R"({"max_position_embeddings": 131072})";
+  refused(options, {.max_model_len = 131072, .max_num_seqs = 16384}, ErrorKind::kOutOfMemory, {"expected at most the"});
   options.kv_cache_bytes = 100;
   refused(options, kEngine, ErrorKind::kInvalidArgument, {"kv_cache_memory_bytes 100"});
   StepDriver driver(on_gpu(golden("gemma3_tiny"), runner_options()));

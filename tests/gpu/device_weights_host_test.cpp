@@ -62,7 +62,7 @@ void write_checkpoint(const ModelConfig& config, const std::filesystem::path& pa
 TEST(DeviceWeightsHost, NoSecondCopyOfTheModel) {
   const ModelConfig config = fp8_model(
       true, fp8_dynamic(),
-      {{"num_hidden_layers", 12}, {"layer_types", nullptr}, {"hidden_size", 1024}, {"intermediate_size", 8192}});
+      {{"num_hidden_layers", 12}, {"layer_types", nullptr}, {"hidden_size", 1024}, {"intermediate_size", 9216}});
   const TempDir folder;
   const auto path = folder.path() / "model.safetensors";
   write_checkpoint(config, path);
@@ -72,8 +72,8 @@ TEST(DeviceWeightsHost, NoSecondCopyOfTheModel) {
   std::ofstream("/proc/self/clear_refs") << "5";                     // VmHWM from now on
   const int64_t before = memory_bytes("VmRSS");
   const DeviceWeights weights = load_device_weights(folder.path(), config, KvScalePolicy::kAuto, nullptr);
-  // Pinned buffers of 48 MiB, one fused weight of 16 MiB, scales and page tables.
-  EXPECT_LT(memory_bytes("VmHWM") - before, 120 * kMiB);
+  // Pinned buffers of 48 MiB, one fused weight of 18 MiB, scales, page tables, and what the driver takes (50 MiB).
+  EXPECT_LT(memory_bytes("VmHWM") - before, 150 * kMiB);
   EXPECT_LT(memory_bytes("VmRSS") - before, 40 * kMiB);
   EXPECT_GT(weights.bytes, 300 * kMiB);
 }

@@ -121,6 +121,8 @@ TEST(PrefillSplits, BatchInvariantRowsDoNotDependOnTheStep) {
                  .kv_lens = std::move(kv_lens),
                  .num_q_heads = 2,
                  .kv = layout(1, 256, 64),
+                 .query = [](int, int64_t row, int head,
+                             int d) { return static_cast<float>((row * 11 + head * 5 + d * 7) % 19 - 9); },
                  .key = [](int, int64_t token, int, int d) { return static_cast<float>((token * 7 + d * 3) % 13 - 6); },
                  .value = [](int, int64_t token, int, int d) { return static_cast<float>((token + d) % 17 - 8); }});
   };

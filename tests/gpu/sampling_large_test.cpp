@@ -24,6 +24,7 @@ Step::SlotStart start_of(int32_t slot) {
   const std::vector<RequestParams> all = every_parameter();
   RequestParams params = all[static_cast<size_t>(slot) % all.size()];
   params.sampling.seed = static_cast<uint64_t>(slot);
+  params.prompt_logprobs = slot % 21;
   return slot_start(slot, params, {slot, 2 * slot, 262143}, 2, {1, 106});
 }
 
