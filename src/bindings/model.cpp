@@ -26,11 +26,12 @@ std::vector<CacheGroup> cache_groups(const ModelConfig& config, std::string_view
 std::string memory_of(const ModelConfig& config, std::string_view kv_cache_dtype, int block_size, int64_t max_model_len,
                       int64_t chunk_tokens, int64_t max_num_seqs) {
   const CachePlan plan = plan_cache(cache_specs(config, kv_dtype_by_name(kv_cache_dtype)), block_size);
-  return to_string(
-      device_memory(config, plan,
-                    {.max_model_len = max_model_len,
-                     .chunk_tokens = std::min(chunk_tokens, max_model_len),
-                     .step = {.max_tokens = chunk_tokens + max_num_seqs, .max_logit_rows = max_num_seqs}}));
+  return to_string(device_memory(
+      config, plan,
+      {.max_model_len = max_model_len,
+       .chunk_tokens = std::min(chunk_tokens, max_model_len),
+       .step = {
+           .max_tokens = chunk_tokens + max_num_seqs, .max_sequences = max_num_seqs, .max_logit_rows = max_num_seqs}}));
 }
 
 }  // namespace

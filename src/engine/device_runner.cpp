@@ -22,8 +22,9 @@ int64_t table_width(const CacheGroup& group, int64_t max_model_len) {
 }
 
 DeviceModelOptions model_options(const DeviceRunnerLimits& limits, const RunnerOptions& options) {
-  return {.workspace = {.max_tokens = limits.max_tokens, .max_logit_rows = std::min(kLogitRows, limits.max_tokens)},
-          .max_sequences = limits.max_num_seqs,
+  return {.workspace = {.max_tokens = limits.max_tokens,
+                        .max_sequences = limits.max_num_seqs,
+                        .max_logit_rows = std::min(kLogitRows, limits.max_tokens)},
           .max_query_len = limits.max_query_len,
           .attention_precision = options.attention_precision,
           .attention_kernel = options.attention_kernel};
@@ -203,6 +204,7 @@ DeviceRunner::DeviceStep DeviceRunner::upload(const Step& step, int64_t padded_s
                               .num_sequences = shape.num_sequences,
                               .num_logit_rows = shape.num_logit_rows,
                               .one_token_each = shape.num_tokens == shape.num_sequences,
+                              .last_tokens_only = shape.last_tokens_only,
                               .token_ids = at<int32_t>(block, layout.token_ids),
                               .positions = at<int32_t>(block, layout.positions),
                               .query_start = at<int32_t>(block, layout.query_start),

@@ -71,7 +71,9 @@ class ProfiledModel {
 
  private:
   [[nodiscard]] static StepLoad load_of(const Batch& batch) {
-    StepLoad load{.sequences = {}, .num_logit_rows = std::ssize(batch.logit_rows)};
+    StepLoad load{.sequences = {},
+                  .num_logit_rows = std::ssize(batch.logit_rows),
+                  .last_tokens_only = wants_last_tokens_only(batch)};
     for (size_t b = 0; b < batch.seq_lens.size(); ++b) {
       load.sequences.push_back(
           {.query_len = batch.query_start[b + 1] - batch.query_start[b], .kv_len = batch.seq_lens[b]});

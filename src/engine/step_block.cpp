@@ -72,6 +72,18 @@ void place(std::span<int32_t> values, int32_t row, int32_t value, const char* wh
   values[static_cast<size_t>(row)] = value;
 }
 
+/// Sequence of every logit row, both rising; shorter where a row is not the last of a sequence.
+std::vector<int32_t> sequences_of_last_tokens(const Batch& batch) {
+  std::vector<int32_t> sequences;
+  size_t b = 0;
+  for (const int32_t row : batch.logit_rows) {
+    while (b < batch.seq_lens.size() && batch.query_start[b + 1] <= row) ++b;
+    if (b == batch.seq_lens.size() || batch.query_start[b + 1] != row + 1) break;
+    sequences.push_back(static_cast<int32_t>(b++));
+  }
+  return sequences;
+}
+
 void write_table(const Batch& batch, size_t group_index, const CacheGroup& group, int64_t columns,
                  std::span<int32_t> first_columns, std::span<int32_t> table) {
   const Batch::Group& source = batch.groups[group_index];
@@ -113,6 +125,14 @@ StepLayout step_layout(const StepShape& shape) {
   return layout;
 }
 
+bool wants_last_tokens_only(const Batch& batch) {
+  if (batch.num_tokens() <= batch.num_sequences()) return false;
+  for (size_t b = 0; b < batch.seq_lens.size(); ++b) {
+    if (batch.query_start[b] == batch.query_start[b + 1]) return false;  // no last token
+  }
+  return sequences_of_last_tokens(batch).size() == batch.logit_rows.size();
+}
+
 bool is_decode_step(const Step& step) {
   return step.batch.num_tokens() == step.batch.num_sequences() && step.prompt_logprobs.empty();
 }
@@ -124,6 +144,7 @@ StepShape step_shape(const Step& step, const CachePlan& plan, int64_t padded_seq
   StepShape shape{.num_tokens = batch.num_tokens(),
                   .num_sequences = batch.num_sequences(),
                   .num_logit_rows = std::ssize(batch.logit_rows),
+                  .last_tokens_only = wants_last_tokens_only(batch),
                   .table_columns = {}};
   if (padded_sequences > 0) {
     check_step(is_decode_step(step) && batch.num_sequences() <= padded_sequences, "more rows than its graph");
@@ -158,7 +179,11 @@ void write_step(const Step& step, const CachePlan& plan, const StepShape& shape,
   for (size_t b = batch.query_start.size(); b < starts.size(); ++b) starts[b] = starts[b - 1] + 1;
   block.fill<int32_t>(layout.seq_lens, sequences, batch.seq_lens, 0);
 
-  block.fill<int32_t>(layout.logit_rows, rows, batch.logit_rows, 0);
+  if (shape.last_tokens_only) {
+    block.fill<int32_t>(layout.logit_rows, rows, sequences_of_last_tokens(batch), 0);
+  } else {
+    block.fill<int32_t>(layout.logit_rows, rows, batch.logit_rows, 0);
+  }
   block.fill<int32_t>(layout.sample_slots, rows, {}, -1);
   block.fill<int32_t>(layout.target_slots, rows, {}, -1);
   block.fill<int32_t>(layout.targets, rows, {}, -1);

@@ -15,9 +15,10 @@ namespace quaver {
 /// What decides where everything lies. All offsets but those of the tables depend on the first three numbers only, so
 /// the arrays of every decode step of one padded size have the same addresses: a CUDA graph may know them.
 struct StepShape {
-  int64_t num_tokens = 0;              ///< T
-  int64_t num_sequences = 0;           ///< B
-  int64_t num_logit_rows = 0;          ///< L
+  int64_t num_tokens = 0;      ///< T
+  int64_t num_sequences = 0;   ///< B
+  int64_t num_logit_rows = 0;  ///< L
+  bool last_tokens_only = false;       ///< wants_last_tokens_only(): DeviceBatch's
   std::vector<int64_t> table_columns;  ///< by cache group: most page ids that a sequence of the step needs
 };
 
@@ -28,7 +29,7 @@ struct StepLayout {
   int64_t feedback_slots = 0;  ///< [T] i32: slot whose last token is token_ids[row]; -1: none
   int64_t query_start = 0;     ///< [B+1] i32
   int64_t seq_lens = 0;        ///< [B] i32
-  int64_t logit_rows = 0;      ///< [L] i32
+  int64_t logit_rows = 0;      ///< [L] i32: token, or with last_tokens_only its sequence
   int64_t sample_slots = 0;    ///< [L] i32: slot that draws from this row; -1: none
   int64_t target_slots = 0;    ///< [L] i32: slot that asks for the probability of `targets` in this row; -1: none
   int64_t targets = 0;         ///< [L] i32
@@ -42,6 +43,9 @@ struct StepLayout {
 };
 
 [[nodiscard]] StepLayout step_layout(const StepShape& shape);
+
+/// True where some sequence has several tokens and no logits are wanted but of last tokens.
+[[nodiscard]] bool wants_last_tokens_only(const Batch& batch);
 
 /// True where every sequence has one token and nobody asks for a prompt's probabilities: what decode graphs run.
 [[nodiscard]] bool is_decode_step(const Step& step);

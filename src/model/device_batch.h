@@ -9,15 +9,18 @@ namespace quaver {
 /// The host knows the counts; what the arrays hold only the device needs. A decode step may be padded: sequences
 /// without keys, tokens of slot -1.
 struct DeviceBatch {
-  int64_t num_tokens = 0;                ///< T
-  int64_t num_sequences = 0;             ///< B
-  int64_t num_logit_rows = 0;            ///< L
-  bool one_token_each = false;           ///< every sequence has one query token: the plans for decode serve
+  int64_t num_tokens = 0;       ///< T
+  int64_t num_sequences = 0;    ///< B
+  int64_t num_logit_rows = 0;   ///< L
+  bool one_token_each = false;  ///< every sequence has one query token: the plans for decode serve
+  /// Logits are wanted of nothing but last tokens, and `logit_rows` are numbers of sequences: once its K and V are
+  /// stored, the last layer goes on with the last token of each sequence alone.
+  bool last_tokens_only = false;
   const int32_t* token_ids = nullptr;    ///< [T]
   const int32_t* positions = nullptr;    ///< [T]
   const int32_t* query_start = nullptr;  ///< [B+1]
   const int32_t* seq_lens = nullptr;     ///< [B]
-  const int32_t* logit_rows = nullptr;   ///< [L]
+  const int32_t* logit_rows = nullptr;   ///< [L]: tokens, or sequences
 
   /// One per cache group.
   struct Group {

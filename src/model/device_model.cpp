@@ -1,6 +1,7 @@
 #include "model/device_model.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "attention/policy.h"
@@ -57,7 +58,7 @@ DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max
                                  .softcap = static_cast<float>(config_.attention_softcap),
                                  .precision = options_.attention_precision,
                                  .kernel = options_.attention_kernel};
-  return {problem, plan_or_throw(problem), device, {.max_sequences = options_.max_sequences}};
+  return {problem, plan_or_throw(problem), device, {.max_sequences = options_.workspace.max_sequences}};
 }
 
 void DeviceModel::allocate() {
@@ -66,6 +67,7 @@ void DeviceModel::allocate() {
   const auto at = [this](int64_t offset) { return static_cast<void*>(memory_.data() + offset); };
   const auto rows_at = [&](int64_t offset) { return static_cast<Bf16*>(at(offset)); };
   space_ = {.hidden = rows_at(layout.hidden),
+            .last_hidden = rows_at(layout.last_hidden),
             .projected = rows_at(layout.projected),
             .qkv = rows_at(layout.qkv),
             .attention = rows_at(layout.attention),
@@ -74,6 +76,10 @@ void DeviceModel::allocate() {
             .input_scales = static_cast<float*>(at(layout.input_scales)),
             .final_hidden = rows_at(layout.final_hidden),
             .logits = static_cast<float*>(at(layout.logits))};
+  std::vector<int32_t> counting(static_cast<size_t>(options_.workspace.max_sequences + 1));
+  std::iota(counting.begin(), counting.end(), 0);
+  counting_ = DeviceBuffer<int32_t>(std::ssize(counting));
+  check_cuda(cudaMemcpy(counting_.data(), counting.data(), counting_.bytes(), cudaMemcpyDefault), "cudaMemcpy");
   ModelRopes ropes = model_ropes(config_);
   rope_of_layer_ = std::move(ropes.of_layer);
   for (size_t i = 0; i < ropes.shapes.size(); ++i) {
@@ -117,7 +123,7 @@ TensorView DeviceModel::rows(Bf16* data, int64_t num_rows, int64_t width) const 
 }
 
 DeviceAttention& DeviceModel::attention(const Pass& pass, size_t group) {
-  return pass.batch.one_token_each ? attention_[group].decode : attention_[group].mixed;
+  return pass.batch.one_token_each || pass.narrowed ? attention_[group].decode : attention_[group].mixed;
 }
 
 /// The lengths and the table of a group; the tensors of a layer come on top.
@@ -127,7 +133,8 @@ AttentionArgs DeviceModel::attention_args(const Pass& pass, size_t group) const 
   AttentionArgs args;
   args.block_table = {tables.block_table, DType::kI32, {batch.num_sequences, tables.max_pages}, where_};
   args.seq_lens = {batch.seq_lens, DType::kI32, {batch.num_sequences}, where_};
-  args.query_start = {batch.query_start, DType::kI32, {batch.num_sequences + 1}, where_};
+  args.query_start = {
+      pass.narrowed ? counting_.data() : batch.query_start, DType::kI32, {batch.num_sequences + 1}, where_};
   args.softmax_scale = static_cast<float>(config_.attention_scale);
   return args;
 }
@@ -136,9 +143,9 @@ void DeviceModel::prepare(const Pass& pass) {
   const DeviceBatch& batch = pass.batch;
   check_as(ErrorKind::kInternal,
            batch.num_tokens > 0 && batch.num_tokens <= options_.workspace.max_tokens &&
-               batch.num_sequences <= options_.max_sequences && batch.groups.size() == attention_.size(),
+               batch.num_sequences <= options_.workspace.max_sequences && batch.groups.size() == attention_.size(),
            "batch of ", batch.num_tokens, " tokens, ", batch.num_sequences, " sequences, ", batch.groups.size(),
-           " groups: expected at most ", options_.workspace.max_tokens, ", ", options_.max_sequences, " and ",
+           " groups: expected at most ", options_.workspace.max_tokens, ", ", options_.workspace.max_sequences, " and ",
            attention_.size());
   pass.begin(StepPart::kPrepare);
   for (const Rope& rope : ropes_) {
@@ -152,6 +159,12 @@ void DeviceModel::prepare(const Pass& pass) {
   for (size_t group = 0; group < attention_.size(); ++group) {
     attention(pass, group).schedule(attention_args(pass, group), pass.stream);
   }
+  if (batch.last_tokens_only && batch.num_logit_rows > 0) {
+    Pass last = pass;
+    last.narrowed = true;
+    const auto group = static_cast<size_t>(plan_.places.back().group);
+    attention(last, group).schedule(attention_args(last, group), pass.stream);
+  }
 }
 
 void DeviceModel::add_norm(const Pass& pass, const float* post_norm, float layer_scalar, const float* next_norm,
@@ -159,29 +172,24 @@ void DeviceModel::add_norm(const Pass& pass, const float* post_norm, float layer
   pass.begin(StepPart::kNorms);
   device_ops::add_norm_quantize({.projected = space_.projected,
                                  .post_norm = post_norm,
-                                 .hidden = space_.hidden,
+                                 .hidden = pass.hidden,
                                  .layer_scalar = layer_scalar,
                                  .next_norm = next_norm,
                                  .eps = static_cast<float>(config_.rms_norm_eps),
-                                 .num_tokens = pass.batch.num_tokens,
+                                 .num_tokens = pass.num_rows,
                                  .hidden_size = config_.hidden_size,
                                  .out = next != nullptr ? input_of(*next) : GemmInput{}},
                                 pass.stream);
 }
 
-void DeviceModel::attention_block(int layer, const Pass& pass) {
+void DeviceModel::project_and_append(int layer, const Pass& pass) {
   const auto index = static_cast<size_t>(layer);
   const LayerConfig& shape = config_.layers[index];
   const DeviceLayerWeights& weights = weights_.layers[index];
   const auto group = static_cast<size_t>(plan_.places[index].group);
-  const int64_t tokens = pass.batch.num_tokens;
-  const int64_t qkv_width = weights.qkv.out_features();
-  const int64_t q_width = int64_t{config_.num_q_heads} * shape.head_dim;
-  // A BF16 cache stores the values themselves; only FP8 codes have scales.
-  const bool scaled = plan_.groups[group].layout.dtype == KvDtype::kE4M3;
-
+  const int64_t tokens = pass.num_rows;
   pass.begin(StepPart::kQkvGemm);
-  weights.qkv.run(input_of(weights.qkv), tokens, rows(space_.qkv, tokens, qkv_width), pass.stream);
+  weights.qkv.run(input_of(weights.qkv), tokens, rows(space_.qkv, tokens, weights.qkv.out_features()), pass.stream);
   pass.begin(StepPart::kQkvAppend);
   const Rope& rope = ropes_[rope_of_layer_[index]];
   device_ops::qkv_append({.qkv = space_.qkv,
@@ -196,29 +204,62 @@ void DeviceModel::attention_block(int layer, const Pass& pass) {
                           .rotary_pairs = rope.rotary_pairs,
                           .rope_table = rope.table,
                           .slots = pass.batch.groups[group].slots,
-                          .k_scale = scaled ? weights.k_scale : nullptr,
-                          .v_scale = scaled ? weights.v_scale : nullptr,
+                          .k_scale = has_scales(group) ? weights.k_scale : nullptr,
+                          .v_scale = has_scales(group) ? weights.v_scale : nullptr,
                           .pages = pass.cache.pages(layer)},
                          pass.stream);
+}
+
+/// The queries change places with what attention writes: those of the other tokens are done with.
+void DeviceModel::narrow(int layer, Pass& pass) {
+  const auto index = static_cast<size_t>(layer);
+  const int64_t q_width = int64_t{config_.num_q_heads} * config_.layers[index].head_dim;
+  const auto gather = [&](const Bf16* from, int64_t stride, int64_t width, Bf16* to) {
+    device_ops::last_rows({.rows = from,
+                           .stride = stride,
+                           .query_start = pass.batch.query_start,
+                           .num_sequences = pass.batch.num_sequences,
+                           .width = width,
+                           .out = to},
+                          pass.stream);
+  };
+  gather(space_.qkv, weights_.layers[index].qkv.out_features(), q_width, space_.attention);
+  gather(space_.hidden, config_.hidden_size, config_.hidden_size, space_.last_hidden);
+  pass.narrowed = true;
+  pass.num_rows = pass.batch.num_sequences;
+  pass.hidden = space_.last_hidden;
+}
+
+void DeviceModel::attention_block(int layer, Pass& pass) {
+  const auto index = static_cast<size_t>(layer);
+  const LayerConfig& shape = config_.layers[index];
+  const DeviceLayerWeights& weights = weights_.layers[index];
+  const auto group = static_cast<size_t>(plan_.places[index].group);
 
   pass.begin(shape.sliding ? StepPart::kSlidingAttention : StepPart::kFullAttention);
+  if (pass.batch.last_tokens_only && layer + 1 == config_.num_layers) narrow(layer, pass);
+  const int64_t tokens = pass.num_rows;
+  Bf16* const queries = pass.narrowed ? space_.attention : space_.qkv;
+  Bf16* const attended = pass.narrowed ? space_.qkv : space_.attention;
   AttentionArgs args = attention_args(pass, group);
-  args.q = {space_.qkv, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
-  args.q.strides[0] = qkv_width;
+  args.q = {queries, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
+  if (!pass.narrowed) args.q.strides[0] = weights.qkv.out_features();
   args.pages = pass.cache.pages(layer);
-  if (scaled) {
+  if (has_scales(group)) {
     args.k_scale = {weights.k_scale, DType::kF32, {shape.num_kv_heads}, where_};
     args.v_scale = {weights.v_scale, DType::kF32, {shape.num_kv_heads}, where_};
   }
-  args.out = {space_.attention, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
+  args.out = {attended, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
   attention(pass, group).run(args, pass.stream);
 
   GemmInput input = input_of(weights.o);
   if (input.kind == InputKind::kBf16) {
-    input.rows = space_.attention;
+    input.rows = attended;
   } else {
     pass.begin(StepPart::kQuantize);
-    device_ops::quantize({.rows = space_.attention, .num_tokens = tokens, .width = q_width, .out = input}, pass.stream);
+    device_ops::quantize(
+        {.rows = attended, .num_tokens = tokens, .width = int64_t{config_.num_q_heads} * shape.head_dim, .out = input},
+        pass.stream);
   }
   pass.begin(StepPart::kOutGemm);
   weights.o.run(input, tokens, rows(space_.projected, tokens, config_.hidden_size), pass.stream);
@@ -228,7 +269,7 @@ void DeviceModel::attention_block(int layer, const Pass& pass) {
 void DeviceModel::mlp_block(int layer, const Pass& pass) {
   const auto index = static_cast<size_t>(layer);
   const DeviceLayerWeights& weights = weights_.layers[index];
-  const int64_t tokens = pass.batch.num_tokens;
+  const int64_t tokens = pass.num_rows;
   const int64_t inner = config_.intermediate_size;
   pass.begin(StepPart::kGateUpGemm);
   weights.gate_up.run(input_of(weights.gate_up), tokens, rows(space_.gate_up, tokens, 2 * inner), pass.stream);
@@ -246,7 +287,12 @@ void DeviceModel::mlp_block(int layer, const Pass& pass) {
 
 void DeviceModel::forward(const DeviceBatch& batch, const DeviceKvCache& cache, cudaStream_t stream,
                           const PartObserver& observer) {
-  const Pass pass{.batch = batch, .cache = cache, .stream = stream, .observer = observer};
+  Pass pass{.batch = batch,
+            .cache = cache,
+            .stream = stream,
+            .observer = observer,
+            .num_rows = batch.num_tokens,
+            .hidden = space_.hidden};
   prepare(pass);
   pass.begin(StepPart::kEmbedding);
   device_ops::embed_tokens({.table = weights_.embedding,
@@ -267,6 +313,8 @@ void DeviceModel::forward(const DeviceBatch& batch, const DeviceKvCache& cache, 
                              .out = input_of(first.qkv)},
                             stream);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
+    project_and_append(layer, pass);
+    if (layer + 1 == config_.num_layers && batch.num_logit_rows == 0) break;  // K and V are all that is wanted
     attention_block(layer, pass);
     mlp_block(layer, pass);
   }
@@ -278,7 +326,7 @@ float* DeviceModel::logits(const DeviceBatch& batch, int64_t first_row, int64_t 
       first_row >= 0 && num_rows > 0 && num_rows <= max_logit_rows() && first_row + num_rows <= batch.num_logit_rows,
       "logit rows ", first_row, " to ", first_row + num_rows, ": expected at most ", max_logit_rows(), " of ",
       batch.num_logit_rows);
-  device_ops::final_norm({.hidden = space_.hidden,
+  device_ops::final_norm({.hidden = batch.last_tokens_only ? space_.last_hidden : space_.hidden,
                           .rows = batch.logit_rows + first_row,
                           .num_rows = num_rows,
                           .hidden_size = config_.hidden_size,

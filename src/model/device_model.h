@@ -22,7 +22,6 @@ namespace quaver {
 
 struct DeviceModelOptions {
   WorkspaceShape workspace{};
-  int64_t max_sequences = 1;
   int64_t max_query_len = 1;  ///< most tokens of one sequence in a pass
   Precision attention_precision = Precision::kAuto;
   std::optional<AttentionKernel> attention_kernel{};  ///< of every pass, or refused
@@ -66,6 +65,7 @@ class DeviceModel {
   /// The workspace, as pointers.
   struct Space {
     Bf16* hidden = nullptr;
+    Bf16* last_hidden = nullptr;
     Bf16* projected = nullptr;
     Bf16* qkv = nullptr;
     Bf16* attention = nullptr;
@@ -81,6 +81,9 @@ class DeviceModel {
     const DeviceKvCache& cache;
     cudaStream_t stream = nullptr;
     const PartObserver& observer;
+    int64_t num_rows = 0;    ///< tokens; sequences once narrowed
+    Bf16* hidden = nullptr;  ///< their residual stream
+    bool narrowed = false;   ///< last tokens only: from the last layer's attention on, where the batch says so
     void begin(StepPart part) const {
       if (observer) observer(part);
     }
@@ -89,13 +92,18 @@ class DeviceModel {
   [[nodiscard]] DeviceAttention make_attention(const CacheGroup& group, int64_t max_query_len,
                                                const DeviceInfo& device) const;
   void allocate();
+  /// A BF16 cache stores the values themselves; only FP8 codes have scales.
+  [[nodiscard]] bool has_scales(size_t group) const { return plan_.groups[group].layout.dtype == KvDtype::kE4M3; }
   [[nodiscard]] GemmInput input_of(const DeviceLinear& linear) const;
   [[nodiscard]] TensorView rows(Bf16* data, int64_t num_rows, int64_t width) const;
   [[nodiscard]] AttentionArgs attention_args(const Pass& pass, size_t group) const;
   [[nodiscard]] DeviceAttention& attention(const Pass& pass, size_t group);
 
   void prepare(const Pass& pass);
-  void attention_block(int layer, const Pass& pass);
+  void project_and_append(int layer, const Pass& pass);
+  /// Goes on with the last token of each sequence.
+  void narrow(int layer, Pass& pass);
+  void attention_block(int layer, Pass& pass);
   void mlp_block(int layer, const Pass& pass);
   /// hidden += norm(projected); what `next` (null: nothing) reads.
   void add_norm(const Pass& pass, const float* post_norm, float layer_scalar, const float* next_norm,
@@ -109,6 +117,7 @@ class DeviceModel {
   std::vector<GroupAttention> attention_;  // by cache group
   std::vector<Rope> ropes_;                // by rope shape
   std::vector<size_t> rope_of_layer_;
+  DeviceBuffer<int32_t> counting_;  // 0, 1, 2, …: query_start of one token each
   DeviceBuffer<uint8_t> memory_;
   Space space_;  // in memory_
 };

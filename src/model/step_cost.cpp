@@ -39,30 +39,34 @@ class Costs {
   }
 
   void add_layer(const LayerConfig& layer, const KvLayout& layout, const LayerFacts& facts, const LayerFacts* next) {
-    add_gemm(StepPart::kQkvGemm, facts.qkv);
-    add_gemm(StepPart::kOutGemm, facts.out);
-    add_gemm(StepPart::kGateUpGemm, facts.gate_up);
-    add_gemm(StepPart::kDownGemm, facts.down);
+    add_gemm(StepPart::kQkvGemm, facts.qkv, tokens_);
     const double q_bytes = kBf16Bytes * config_.num_q_heads * layer.head_dim;
     const double token_bytes = as_double(page_format::token_bytes(layout));
     of(StepPart::kQkvAppend).bytes +=
         tokens_ * (kBf16Bytes * as_double(facts.qkv.out_features) + q_bytes + token_bytes);
-    if (facts.out.fp8) of(StepPart::kQuantize).bytes += tokens_ * (q_bytes + q_bytes / kBf16Bytes);
-    add_residual(input_bytes(facts.gate_up));
-    add_residual(next != nullptr ? input_bytes(next->qkv) : 0);
+    const bool last = next == nullptr;
+    if (last && load_.num_logit_rows == 0) return;  // K and V are all that is wanted
+    const bool narrowed = last && load_.last_tokens_only;
+    const double rows = narrowed ? as_double(std::ssize(load_.sequences)) : tokens_;
+    add_gemm(StepPart::kOutGemm, facts.out, rows);
+    add_gemm(StepPart::kGateUpGemm, facts.gate_up, rows);
+    add_gemm(StepPart::kDownGemm, facts.down, rows);
+    if (facts.out.fp8) of(StepPart::kQuantize).bytes += rows * (q_bytes + q_bytes / kBf16Bytes);
+    add_residual(input_bytes(facts.gate_up), rows);
+    add_residual(last ? 0 : input_bytes(next->qkv), rows);
     const double inner = config_.intermediate_size;
-    of(StepPart::kGeglu).bytes += tokens_ * inner * (2 * kBf16Bytes + input_bytes(facts.down));
+    of(StepPart::kGeglu).bytes += rows * inner * (2 * kBf16Bytes + input_bytes(facts.down));
 
     PartCost& attention = of(layer.sliding ? StepPart::kSlidingAttention : StepPart::kFullAttention);
-    attention.bytes += tokens_ * 2 * q_bytes;
+    attention.bytes += rows * 2 * q_bytes;
     const tiles::Mask mask{.causal = true, .window = layer.window};
     double pairs = 0;
     for (const SequenceLoad& sequence : load_.sequences) {
-      const tiles::KeyRange keys =
-          tiles::visible_keys(mask, sequence.kv_len, sequence.query_len, 0, sequence.query_len).any;
+      const int64_t queries = narrowed ? 1 : sequence.query_len;
+      const tiles::KeyRange keys = tiles::visible_keys(mask, sequence.kv_len, queries, 0, queries).any;
       attention.bytes += as_double(keys.last - keys.first) * token_bytes;
-      for (int64_t i = 0; i < sequence.query_len; ++i) {
-        const tiles::KeyRange seen = tiles::visible_keys(mask, sequence.kv_len, sequence.query_len, i);
+      for (int64_t i = 0; i < queries; ++i) {
+        const tiles::KeyRange seen = tiles::visible_keys(mask, sequence.kv_len, queries, i);
         pairs += as_double(seen.last - seen.first);
       }
     }
@@ -75,17 +79,17 @@ class Costs {
  private:
   PartCost& of(StepPart part) { return costs_[static_cast<size_t>(part)]; }
 
-  void add_gemm(StepPart part, const LinearFacts& linear) {
+  void add_gemm(StepPart part, const LinearFacts& linear, double rows) {
     const double n = as_double(linear.out_features);
     const double k = as_double(linear.in_features);
     PartCost& cost = of(part);
-    cost.bytes += input_bytes(linear) * k * (n + tokens_) + tokens_ * n * kBf16Bytes;
-    (linear.fp8 ? cost.fp8_flops : cost.bf16_flops) += 2 * tokens_ * n * k;
+    cost.bytes += input_bytes(linear) * k * (n + rows) + rows * n * kBf16Bytes;
+    (linear.fp8 ? cost.fp8_flops : cost.bf16_flops) += 2 * rows * n * k;
   }
 
   /// hidden += norm(projected): both read, hidden written, and the next linear layer's input.
-  void add_residual(double next_input_bytes) {
-    of(StepPart::kNorms).bytes += tokens_ * hidden_ * (3 * kBf16Bytes + next_input_bytes);
+  void add_residual(double next_input_bytes, double rows) {
+    of(StepPart::kNorms).bytes += rows * hidden_ * (3 * kBf16Bytes + next_input_bytes);
   }
 
   const ModelConfig& config_;

@@ -51,6 +51,7 @@ struct SequenceLoad {
 struct StepLoad {
   std::vector<SequenceLoad> sequences;
   int64_t num_logit_rows = 0;
+  bool last_tokens_only = false;  ///< as DeviceBatch: the last layer goes on with one token a sequence, or none
   [[nodiscard]] int64_t num_tokens() const;
 };
 

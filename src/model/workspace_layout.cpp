@@ -66,6 +66,7 @@ WorkspaceLayout workspace_layout(const ModelConfig& config, std::span<const Line
   const int64_t tokens = shape.max_tokens;
   const Widths widths = widest(config);
   layout.hidden = take(tokens * config.hidden_size * kBf16Bytes);
+  layout.last_hidden = take(shape.max_sequences * config.hidden_size * kBf16Bytes);
   layout.projected = take(tokens * config.hidden_size * kBf16Bytes);
 
   layout.qkv = layout.gate_up = layout.bytes;

@@ -19,12 +19,14 @@ struct LinearInput {
 /// The largest step.
 struct WorkspaceShape {
   int64_t max_tokens = 1;      ///< T
+  int64_t max_sequences = 1;   ///< B
   int64_t max_logit_rows = 1;  ///< L: rows whose logits exist at once
 };
 
 /// Offsets in bytes, multiples of 256.
 struct WorkspaceLayout {
   int64_t hidden = 0;        ///< [T, hidden] bf16: the residual stream
+  int64_t last_hidden = 0;   ///< [B, hidden] bf16: of last tokens, in the last layer
   int64_t projected = 0;     ///< [T, hidden] bf16: of the output and down products
   int64_t qkv = 0;           ///< [T, (Hq + 2 Hkv) D] bf16, of the widest layer
   int64_t attention = 0;     ///< [T, Hq D] bf16, of the widest layer

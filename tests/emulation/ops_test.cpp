@@ -66,6 +66,12 @@ TEST(Ops, AddNormOfTheLastLayer) {
   check_add_norm(3, 2560);
 }
 
+TEST(Ops, LastRowsOfSequences) {
+  for (const int64_t sequences : {0, 1, 7}) {
+    for (const int64_t columns : {8, 640, 16384}) check_last_rows(sequences, columns);
+  }
+}
+
 TEST(Ops, FinalNormGathersRows) {
   for (const int64_t rows : {0, 1, 11}) check_final_norm(rows, 640);
   check_final_norm(5, 5376);

@@ -303,6 +303,68 @@ TEST(DeviceRunner, EnginesAgreeOnGreedyText) {
   }
 }
 
+// A step that wants logits of last tokens alone leaves the others out of the last layer (and all of it but K and V
+// where it wants none). The same tokens come after it as after a step that also asks for a row in the middle.
+TEST(DeviceRunner, LastLayerOfLastTokens) {
+  struct Load {
+    const char* model;
+    KvDtype dtype;
+    double most;  // of differences of log-probabilities: other kernels multiply and attend to few rows
+  };
+  for (const auto& [model, dtype, most] :
+       {Load{"gemma3_tiny", KvDtype::kBF16, 0.1}, Load{"gemma4_tiny", KvDtype::kE4M3, 0.3},
+        Load{"fp8_channel", KvDtype::kE4M3, 0.3}}) {
+    const auto drawn = [&](bool whole) {
+      StepDriver driver(on_gpu(golden(model), runner_options(dtype)));
+      std::vector<Sequence> sequences(3);
+      std::vector<std::vector<int32_t>> prompts;
+      std::vector<TokenLogprobs> result;
+      const auto run = [&](Step& step) {
+        driver.finish(step);
+        if (whole) {  // the first token of the last sequence
+          const int32_t row = step.batch.query_start[step.batch.query_start.size() - 2];
+          step.batch.logit_rows.insert(std::ranges::lower_bound(step.batch.logit_rows, row), row);
+          const auto index =
+              static_cast<int32_t>(std::ranges::find(step.batch.logit_rows, row) - step.batch.logit_rows.begin());
+          for (Step::Sample& sample : step.samples) sample.logit_row += sample.logit_row >= index ? 1 : 0;
+          step.prompt_logprobs.push_back({.logit_row = index, .slot = sequences.back().slot, .target = 7});
+        }
+        driver.runner().launch(step);
+        const StepResult out = driver.runner().wait();
+        EXPECT_TRUE(out.failures.empty());
+        for (const auto& logprobs : out.logprobs) {
+          const TokenLogprobs& token = logprobs.value();
+          for (const auto& [id, logprob] : token.top) result.push_back({.logprob = logprob});  // near ones swap places
+        }
+      };
+      const auto piece = [](const std::vector<int32_t>& tokens, int64_t first, int64_t last) {
+        return std::vector<int32_t>(tokens.begin() + first, tokens.begin() + last);
+      };
+      for (int32_t slot = 0; slot < 3; ++slot) {
+        sequences[static_cast<size_t>(slot)].slot = slot;
+        prompts.push_back(tokens_of(slot == 2 ? 21 : 1 + 8 * slot, static_cast<uint64_t>(slot) + 20));
+      }
+      Step chunk;  // nothing is drawn
+      StepDriver::start(chunk, sequences[2], {.logprobs = 5, .prompt_logprobs = 0}, prompts[2]);
+      driver.add(chunk, sequences[2], piece(prompts[2], 0, 13), false);
+      run(chunk);
+      Step mixed;
+      for (size_t i = 0; i < 2; ++i) {
+        StepDriver::start(mixed, sequences[i], {.logprobs = 5}, prompts[i]);
+        driver.add(mixed, sequences[i], prompts[i]);
+      }
+      driver.add(mixed, sequences[2], piece(prompts[2], 13, 21));
+      run(mixed);
+      return result;
+    };
+    const std::vector<TokenLogprobs> last = drawn(false);
+    EXPECT_EQ(last.size(), 3U * 5);
+    const Distance found = distance(last, drawn(true));
+    EXPECT_LT(found.most, most) << model;
+    RecordProperty(std::string("most_") + model, std::to_string(found.most));
+  }
+}
+
 TEST(DeviceRunner, RefusesWhatItCannotHonour) {
   const auto refused = [](const RunnerOptions& options, const EngineOptions& engine, ErrorKind kind,
                           std::initializer_list<std::string_view> parts) {

@@ -280,6 +280,33 @@ void check_quantize(const InputShape& shape) {
   expect_cpu_codes(InputBuffer(shape), bytes, to_floats(rows));
 }
 
+void check_last_rows(int64_t sequences, int64_t columns) {
+  const int64_t stride = columns + 24;
+  std::vector<int32_t> query_start{0};
+  for (int64_t b = 0; b < sequences; ++b) query_start.push_back(query_start.back() + static_cast<int32_t>(1 + b % 3));
+  const std::vector<Bf16> rows = test_rows(query_start.back(), stride, 19);
+  std::vector<Bf16> expected;
+  for (int64_t b = 0; b < sequences; ++b) {
+    const auto row = rows.begin() + (query_start[static_cast<size_t>(b) + 1] - 1) * stride;
+    expected.insert(expected.end(), row, row + columns);
+  }
+  const auto device_rows = to_device(rows);
+  const auto device_start = to_device(query_start);
+  const auto out = poisoned<Bf16>(sequences * columns + 64);
+  device_ops::last_rows({.rows = device_rows.data(),
+                         .stride = stride,
+                         .query_start = device_start.data(),
+                         .num_sequences = sequences,
+                         .width = columns,
+                         .out = out.data()},
+                        nullptr);
+  wait();
+  const std::vector<Bf16> found = to_host(out);
+  const auto written = found.begin() + sequences * columns;
+  EXPECT_TRUE(std::equal(found.begin(), written, expected.begin(), expected.end()));
+  EXPECT_TRUE(std::all_of(written, found.end(), [](Bf16 value) { return value.bits == 0xFFFF; }));
+}
+
 void check_final_norm(int64_t rows, int64_t columns) {
   constexpr int64_t kTokens = 19;
   const std::vector<Bf16> hidden = test_rows(kTokens, columns, 17);

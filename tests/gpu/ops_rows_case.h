@@ -25,6 +25,7 @@ void check_add_norm_quantize(const InputShape& shape, float layer_scalar);
 /// Without an output: the last layer.
 void check_add_norm(int64_t tokens, int64_t columns);
 void check_geglu_quantize(const InputShape& shape);
+void check_last_rows(int64_t sequences, int64_t columns);
 void check_quantize(const InputShape& shape);
 void check_final_norm(int64_t rows, int64_t columns);
 

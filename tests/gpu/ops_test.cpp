@@ -69,6 +69,12 @@ TEST(Ops, AddNormOfTheLastLayer) {
   }
 }
 
+TEST(Ops, LastRowsOfSequences) {
+  for (const int64_t sequences : {0, 1, 131}) {
+    for (const int64_t columns : {8, 640, 5376, 8192, 16384}) check_last_rows(sequences, columns);
+  }
+}
+
 TEST(Ops, FinalNormGathersRows) {
   for (const int64_t rows : {0, 1, 128}) {
     for (const int64_t columns : {640, 5376}) check_final_norm(rows, columns);

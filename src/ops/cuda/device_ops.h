@@ -101,6 +101,17 @@ struct AddNormQuantizeArgs {
 /// hidden = (hidden + rms_norm(projected, post_norm)) * layer_scalar; out = rms_norm(hidden as stored, next_norm).
 void add_norm_quantize(const AddNormQuantizeArgs& args, cudaStream_t stream);
 
+struct LastRowsArgs {
+  const Bf16* rows = nullptr;            ///< [T, stride]
+  int64_t stride = 0;                    ///< a multiple of 8
+  const int32_t* query_start = nullptr;  ///< [B+1], rising
+  int64_t num_sequences = 0;
+  int64_t width = 0;    ///< columns copied
+  Bf16* out = nullptr;  ///< [B, width]
+};
+/// out[b] = rows[query_start[b + 1] - 1]: the last token of every sequence.
+void last_rows(const LastRowsArgs& args, cudaStream_t stream);
+
 struct GegluQuantizeArgs {
   const Bf16* gate_up = nullptr;  ///< [T, 2 * intermediate_size]: the gate first
   int64_t num_tokens = 0;

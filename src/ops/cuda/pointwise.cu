@@ -5,6 +5,7 @@ namespace quaver::device_ops {
 namespace {
 
 constexpr RowKernels<EmbedParameters> kEmbed{quaver_embed<1>, quaver_embed<3>};
+constexpr RowKernels<LastRowsParameters> kLastRows{quaver_last_rows<1>, quaver_last_rows<3>, quaver_last_rows<7>};
 constexpr RowKernels<QuantizeParameters> kQuantize{quaver_quantize<1>, quaver_quantize<3>, quaver_quantize<7>};
 constexpr RowKernels<GegluParameters> kGeglu{quaver_geglu<1>, quaver_geglu<3>, quaver_geglu<7>};
 
@@ -24,6 +25,23 @@ void embed_tokens(const EmbedArgs& args, cudaStream_t stream) {
                .scale = args.scale,
                .columns = static_cast<int>(args.hidden_size),
                .hidden = args.hidden},
+              stream);
+}
+
+void last_rows(const LastRowsArgs& args, cudaStream_t stream) {
+  check_rows(args.num_sequences, args.width, kMaxColumns);
+  check(args.stride % kVector == 0 && args.stride >= args.width, "stride ", args.stride, ": expected a multiple of ",
+        kVector, " from ", args.width, " on");
+  if (args.num_sequences == 0) return;
+  check_pointer("rows", args.rows);
+  check_pointer("query_start", args.query_start, 4);
+  check_pointer("out", args.out);
+  launch_rows(kLastRows, args.num_sequences,
+              {.rows = args.rows,
+               .stride = args.stride,
+               .query_start = args.query_start,
+               .columns = static_cast<int>(args.width),
+               .out = args.out},
               stream);
 }
 

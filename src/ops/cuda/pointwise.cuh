@@ -15,6 +15,14 @@ struct EmbedParameters {
   Bf16* hidden = nullptr;
 };
 
+struct LastRowsParameters {
+  const Bf16* rows = nullptr;
+  int64_t stride = 0;
+  const int32_t* query_start = nullptr;
+  int columns = 0;
+  Bf16* out = nullptr;
+};
+
 struct QuantizeParameters {
   const Bf16* rows = nullptr;
   int columns = 0;
@@ -44,6 +52,21 @@ __global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
     for (float& value : row.vectors[v].values) value *= p.scale;
   }
   store_bf16_row(p.hidden + token * p.columns, row, p.columns);
+}
+
+template <int kVectors>
+__global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
+    quaver_last_rows(const __grid_constant__ LastRowsParameters p) {
+  ptx::launch_dependents();
+  ptx::grid_dependency_wait();
+  const int64_t sequence = blockIdx.x;
+  const int64_t last = int64_t{__ldcg(p.query_start + sequence + 1)} - 1;
+  const auto raw = load_row<kVectors>(p.rows + last * p.stride, p.columns);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = first_column(v);
+    if (column < p.columns) store_vector(p.out + sequence * p.columns + column, raw.vectors[v]);
+  }
 }
 
 template <int kVectors>

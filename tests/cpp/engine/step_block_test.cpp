@@ -80,11 +80,12 @@ TEST(StepBlock, MixedStepArrivesAsItIs) {
   const Written written(test);
   const Batch& batch = test.step.batch;
   ASSERT_EQ(written.shape.num_tokens, 39);
+  EXPECT_TRUE(written.shape.last_tokens_only);
   EXPECT_EQ(written.read(written.layout.token_ids, 39), batch.token_ids);
   EXPECT_EQ(written.read(written.layout.positions, 39), batch.positions);
   EXPECT_EQ(written.read(written.layout.query_start, 4), (Ints{0, 1, 34, 39}));
   EXPECT_EQ(written.read(written.layout.seq_lens, 3), (Ints{70, 40, 5}));
-  EXPECT_EQ(written.read(written.layout.logit_rows, 2), (Ints{0, 38}));
+  EXPECT_EQ(written.read(written.layout.logit_rows, 2), (Ints{0, 2}));  // of sequences 0 and 2 the last tokens
   EXPECT_EQ(written.read(written.layout.sample_slots, 2), (Ints{7, 4}));
   EXPECT_EQ(written.read(written.layout.target_slots, 2), (Ints{-1, -1}));
   Ints feedback(39, -1);
@@ -114,10 +115,31 @@ TEST(StepBlock, PromptTargetsBesideSamples) {
   test.step.samples = {{.logit_row = 2, .slot = 5}};
   test.step.prompt_logprobs = {{.logit_row = 0, .slot = 5, .target = 60}, {.logit_row = 1, .slot = 5, .target = 61}};
   const Written written(test);
+  EXPECT_FALSE(written.shape.last_tokens_only);
+  EXPECT_EQ(written.read(written.layout.logit_rows, 3), (Ints{0, 1, 2}));
   EXPECT_EQ(written.read(written.layout.sample_slots, 3), (Ints{-1, -1, 5}));
   EXPECT_EQ(written.read(written.layout.target_slots, 3), (Ints{5, 5, -1}));
   EXPECT_EQ(written.read(written.layout.targets, 3), (Ints{60, 61, -1}));
   EXPECT_FALSE(is_decode_step(test.step));
+}
+
+TEST(StepBlock, WhereLastTokensAreAll) {
+  const auto batch = [](std::vector<int32_t> starts, std::vector<int32_t> rows) {
+    Batch result;
+    result.seq_lens.assign(starts.size() - 1, 9);
+    result.token_ids.resize(static_cast<size_t>(starts.back()));
+    result.query_start = std::move(starts);
+    result.logit_rows = std::move(rows);
+    return result;
+  };
+  EXPECT_TRUE(wants_last_tokens_only(batch({0, 3, 4, 9}, {2, 3, 8})));
+  EXPECT_TRUE(wants_last_tokens_only(batch({0, 3, 4, 9}, {8})));
+  EXPECT_TRUE(wants_last_tokens_only(batch({0, 3, 4, 9}, {})));
+  EXPECT_FALSE(wants_last_tokens_only(batch({0, 3, 4, 9}, {1, 2})));
+  EXPECT_FALSE(wants_last_tokens_only(batch({0, 3, 4, 9}, {2, 7})));
+  EXPECT_FALSE(wants_last_tokens_only(batch({0, 3, 4, 9}, {8, 9})));     // outside the batch
+  EXPECT_FALSE(wants_last_tokens_only(batch({0, 1, 2, 3}, {0, 1, 2})));  // one token each: nothing to leave out
+  EXPECT_FALSE(wants_last_tokens_only(batch({0, 3, 3, 9}, {2})));        // a sequence without a last token
 }
 
 TEST(StepBlock, PaddingIsRowsOfNothing) {

@@ -16,9 +16,10 @@ DeviceMemory memory_31b(KvDtype dtype, const nlohmann::json& recipe, int64_t max
   ModelConfig config = testing::gemma_31b();
   config.quantization_json = recipe.is_null() ? "" : recipe.dump();
   const CachePlan plan = plan_cache(cache_specs(config, dtype), 64);
-  return device_memory(
-      config, plan,
-      {.max_model_len = max_model_len, .chunk_tokens = 8192, .step = {.max_tokens = 8320, .max_logit_rows = 128}});
+  return device_memory(config, plan,
+                       {.max_model_len = max_model_len,
+                        .chunk_tokens = 8192,
+                        .step = {.max_tokens = 8320, .max_sequences = 128, .max_logit_rows = 128}});
 }
 
 // The committed configuration, against the table of the released one.

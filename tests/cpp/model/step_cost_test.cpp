@@ -72,12 +72,27 @@ TEST(StepCost, PrefillOfGemma31B) {
   EXPECT_DOUBLE_EQ(of(costs, StepPart::kGeglu).bytes, 60 * 8192.0 * 21504 * 5);
 }
 
+// With logits of the last token alone, the last layer (a full one) has one row behind its K and V; with none, nothing.
+TEST(StepCost, LastLayerOfLastTokens) {
+  const Gemma31B model;
+  StepLoad load{.sequences = {{.query_len = 8192, .kv_len = 8192}}, .num_logit_rows = 1, .last_tokens_only = true};
+  const auto costs = model.costs(load);
+  const double pairs = 8192.0 * 8193 / 2;
+  EXPECT_DOUBLE_EQ(of(costs, StepPart::kFullAttention).fp8_flops, (9 * pairs + 8192) * 4 * 32 * 512);
+  EXPECT_DOUBLE_EQ(of(costs, StepPart::kGateUpGemm).fp8_flops, (59 * 8192.0 + 1) * 2 * 43008 * 5376);
+  EXPECT_DOUBLE_EQ(of(costs, StepPart::kGeglu).bytes, (59 * 8192.0 + 1) * 21504 * 5);
+  load.num_logit_rows = 0;
+  const auto none = model.costs(load);
+  EXPECT_DOUBLE_EQ(of(none, StepPart::kDownGemm).fp8_flops, 59 * 8192.0 * 2 * 5376 * 21504);
+  EXPECT_DOUBLE_EQ(of(none, StepPart::kQkvGemm).fp8_flops, of(costs, StepPart::kQkvGemm).fp8_flops);
+}
+
 // A chunk sees what came before it; BF16 weights move twice the bytes on other tensor cores.
 TEST(StepCost, ChunksAndBf16Weights) {
   const Gemma31B model;
   const StepLoad chunk{.sequences = {{.query_len = 3, .kv_len = 10}}, .num_logit_rows = 0};
   const auto fp8 = model.costs(chunk);
-  EXPECT_DOUBLE_EQ(of(fp8, StepPart::kFullAttention).fp8_flops, 10 * (8.0 + 9 + 10) * 4 * 32 * 512);
+  EXPECT_DOUBLE_EQ(of(fp8, StepPart::kFullAttention).fp8_flops, 9 * (8.0 + 9 + 10) * 4 * 32 * 512);
   EXPECT_EQ(of(fp8, StepPart::kSampling).bytes, 0);
   const auto bf16 = model.costs(chunk, false);
   EXPECT_EQ(of(bf16, StepPart::kQkvGemm).fp8_flops, 0);

@@ -27,13 +27,13 @@ std::vector<LinearInput> inputs_of(const ModelConfig& config, InputKind kind) {
 TEST(WorkspaceLayout, Gemma31B) {
   const ModelConfig config = testing::gemma_31b();
   const int64_t tokens = 8320;
-  const WorkspaceLayout layout =
-      workspace_layout(config, inputs_of(config, InputKind::kPerToken), {.max_tokens = tokens, .max_logit_rows = 128});
+  const WorkspaceLayout layout = workspace_layout(config, inputs_of(config, InputKind::kPerToken),
+                                                  {.max_tokens = tokens, .max_sequences = 128, .max_logit_rows = 128});
   const int64_t stream = tokens * 5376 * 2;
   const int64_t mlp = tokens * 43008 * 2;  // more than qkv (18,432 columns on full layers) and attention (16,384)
   const int64_t input = tokens * 21504;    // 65 blocks of 128 rows
   const int64_t rope = tokens * (256 + 128) * 4;
-  EXPECT_EQ(layout.bytes, 2 * stream + mlp + input + tokens * 4 + rope + 128 * 5376 * 2 + 128 * 262144 * 4);
+  EXPECT_EQ(layout.bytes, 2 * stream + mlp + input + tokens * 4 + rope + 2 * 128 * 5376 * 2 + 128 * 262144 * 4);
   EXPECT_EQ(layout.gate_up, layout.qkv);
   EXPECT_EQ(layout.attention - layout.qkv, tokens * 18432 * 2);
   EXPECT_GT(layout.bytes, kGiB);
@@ -46,10 +46,11 @@ TEST(WorkspaceLayout, PartsDoNotOverlap) {
     const ModelConfig config = parse_model_config(json.dump());
     for (const InputKind kind : {InputKind::kBf16, InputKind::kPerToken, InputKind::kPerBlock, InputKind::kStatic}) {
       for (const int64_t tokens : {1, 7, 128, 129}) {
-        const WorkspaceLayout layout =
-            workspace_layout(config, inputs_of(config, kind), {.max_tokens = tokens, .max_logit_rows = 3});
+        const WorkspaceLayout layout = workspace_layout(
+            config, inputs_of(config, kind), {.max_tokens = tokens, .max_sequences = 2, .max_logit_rows = 3});
         const int64_t hidden = tokens * 32 * 2;
-        EXPECT_GE(layout.projected, layout.hidden + hidden);
+        EXPECT_GE(layout.last_hidden, layout.hidden + hidden);
+        EXPECT_GE(layout.projected, layout.last_hidden + 2 * 32 * 2);
         EXPECT_GE(layout.qkv, layout.projected + hidden);
         EXPECT_GE(layout.input, layout.attention + tokens * 4 * 32 * 2);
         EXPECT_GE(layout.input, layout.gate_up + tokens * 2 * 48 * 2);
