@@ -99,11 +99,37 @@ double DecodeCase::kv_bytes() const {
   return tokens * 2.0 * spec_.num_kv_heads * spec_.head_dim * (spec_.kv_dtype == KvDtype::kBF16 ? 2.0 : 1.0);
 }
 
-double DecodeCase::time_us(Timer& timer) {
-  if (spec_.layers == 1) return timer.median_us([&] { run_layer(0); });
-  const CudaGraphExec graph = capture_graph(stream_, [&](cudaStream_t) {
+CudaGraphExec DecodeCase::graph_of_layers() {
+  return capture_graph(stream_, [&](cudaStream_t) {
     for (int layer = 0; layer < spec_.layers; ++layer) run_layer(layer);
   });
+}
+
+double DecodeCase::held_us(int seconds) {
+  const CudaGraphExec graph = graph_of_layers();
+  const CudaEvent begin = make_event();
+  const CudaEvent end = make_event();
+  const auto half_us = [&] {
+    float ms = 0.0F;
+    int64_t launches = 0;
+    check_cuda(cudaEventRecord(begin.get(), stream_), "cudaEventRecord");
+    while (ms < 500.0F * static_cast<float>(seconds)) {
+      constexpr int kLaunches = 200;  // between two looks at the clock
+      for (int i = 0; i < kLaunches; ++i) check_cuda(cudaGraphLaunch(graph.get(), stream_), "cudaGraphLaunch");
+      launches += kLaunches;
+      check_cuda(cudaEventRecord(end.get(), stream_), "cudaEventRecord");
+      check_cuda(cudaEventSynchronize(end.get()), "cudaEventSynchronize");
+      check_cuda(cudaEventElapsedTime(&ms, begin.get(), end.get()), "cudaEventElapsedTime");
+    }
+    return 1e3 * static_cast<double>(ms) / static_cast<double>(launches * spec_.layers);
+  };
+  half_us();
+  return half_us();
+}
+
+double DecodeCase::time_us(Timer& timer) {
+  if (spec_.layers == 1) return timer.median_us([&] { run_layer(0); });
+  const CudaGraphExec graph = graph_of_layers();
   return timer.median_us([&] { check_cuda(cudaGraphLaunch(graph.get(), stream_), "cudaGraphLaunch"); }) / spec_.layers;
 }
 

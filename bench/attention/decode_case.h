@@ -33,6 +33,8 @@ class DecodeCase {
 
   /// Median microseconds of one layer.
   [[nodiscard]] double time_us(Timer& timer);
+  /// Mean microseconds of one layer in the second half of `seconds` back to back.
+  [[nodiscard]] double held_us(int seconds);
   /// K and V bytes that one layer attends to.
   [[nodiscard]] double kv_bytes() const;
   /// Relative L2 error of some rows of layer 0 against float64 on the same codes.
@@ -40,6 +42,7 @@ class DecodeCase {
 
  private:
   void run_layer(int layer);
+  [[nodiscard]] CudaGraphExec graph_of_layers();
   [[nodiscard]] std::vector<float> natural(const std::vector<uint8_t>& page_bytes, int sequence, int head, bool values);
 
   DecodeSpec spec_;

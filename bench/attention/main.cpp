@@ -1,11 +1,13 @@
 // bench_attention: times the GPU attention kernels and writes one JSON file.
 //
-//   bench_attention [--suite decode|prefill] --out decode.json [--only NAME] [--commit HASH] [--driver VERSION]
+//   bench_attention [--suite decode|prefill] --out decode.json [--only NAME] [--hold SECONDS] [--commit HASH]
+//                   [--driver VERSION]
 //
 // Every time is the median of 21 launches after 3 to warm up, L2 flushed by reading 256 MB before each; the ceilings
 // come from the same run. graph_* cases give the time of one layer inside a CUDA graph of 40 or 8 layers with their own
 // pages, general_* those of the general kernel; append_case.h says what append_* are.
-// Cases of the suite prefill begin after one idle second: the power limit remembers.
+// --hold runs each decode case back to back for that long instead, which is what the power limit slows down: the time
+// is the mean of the second half. Cases of the suite prefill begin after one idle second: the power limit remembers.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -81,14 +83,14 @@ std::vector<DecodeSpec> decode_suite() {
 }
 
 nlohmann::json measure(const DecodeSpec& spec, const DeviceBuffer<uint8_t>& codes, double read_ceiling,
-                       const DeviceInfo& device, Timer& timer) {
+                       const DeviceInfo& device, int hold_s, Timer& timer) {
   DeviceBuffer<uint8_t> bf16;
   if (spec.kv_dtype == KvDtype::kBF16) {
     bf16 = DeviceBuffer<uint8_t>(int64_t{2} << 30);
     fill_normal_bf16(reinterpret_cast<__nv_bfloat16*>(bf16.data()), bf16.size() / 2, 2, timer.stream());
   }
   DecodeCase decode(spec, spec.kv_dtype == KvDtype::kBF16 ? bf16 : codes, device, timer.stream());
-  const double us = decode.time_us(timer);
+  const double us = hold_s > 0 ? decode.held_us(hold_s) : decode.time_us(timer);
   const double gbps = decode.kv_bytes() / us / 1e3;
   return {{"name", spec.name},
           {"us", us},
@@ -97,7 +99,8 @@ nlohmann::json measure(const DecodeSpec& spec, const DeviceBuffer<uint8_t>& code
           {"rel_l2", decode.relative_l2()}};
 }
 
-void run(const std::string& out_path, const std::string& only, const std::string& commit, const std::string& driver) {
+void run(const std::string& out_path, const std::string& only, int hold_s, const std::string& commit,
+         const std::string& driver) {
   const DeviceInfo device = query_device(0);
   const CudaStream stream = make_stream();
   Timer timer(stream.get());
@@ -115,6 +118,7 @@ void run(const std::string& out_path, const std::string& only, const std::string
               copy_ceiling);
   const auto add = [&](const std::string& name, auto&& measured) {
     if (name.find(only) == std::string::npos) return;
+    if (hold_s > 0 && name.starts_with("append_")) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // let the power limit forget the case before
     nlohmann::json result = measured();
     std::printf("%-32s %10.2f %10.0f %8.1f", name.c_str(), result["us"].get<double>(), result["kv_gbps"].get<double>(),
@@ -127,7 +131,7 @@ void run(const std::string& out_path, const std::string& only, const std::string
     report["cases"].push_back(std::move(result));
   };
   for (const DecodeSpec& spec : decode_suite()) {
-    add(spec.name, [&] { return measure(spec, pool, read_ceiling, device, timer); });
+    add(spec.name, [&] { return measure(spec, pool, read_ceiling, device, hold_s, timer); });
   }
   for (const int64_t tokens : {8192, 2048}) {
     add("append_d256_t" + std::to_string(tokens), [&] { return append_prompt(tokens, copy_ceiling, timer); });
@@ -183,19 +187,25 @@ int main(int argc, char** argv) {
     quaver::bench::RunOptions options{.out = "decode.json"};
     std::string suite = "decode";
     std::string only;
+    int hold_s = 0;
     quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
       if (option == "--suite") {
         suite = value;
       } else if (option == "--only") {
         only = value;
+      } else if (option == "--hold") {
+        hold_s = quaver::bench::integer_argument("--hold", value, 1);
       } else {
         return false;
       }
       return true;
     });
     quaver::check(suite == "decode" || suite == "prefill", "--suite ", suite, ": expected decode or prefill");
-    (suite == "decode" ? quaver::bench::run : quaver::bench::run_prefill)(options.out, only, options.commit,
-                                                                          options.driver);
+    if (suite == "decode") {
+      quaver::bench::run(options.out, only, hold_s, options.commit, options.driver);
+    } else {
+      quaver::bench::run_prefill(options.out, only, options.commit, options.driver);
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_attention: %s\n", error.what());
     return 1;

@@ -62,6 +62,15 @@ __device__ __forceinline__ SplitCodes split_e4m3x4(float a, float b, float c, fl
   return {.high = high, .low = low};
 }
 
+/// Two values: the codes of the hi parts in the lower half of the word, those of the lo parts in the upper.
+__device__ __forceinline__ uint32_t split_e4m3x2(float a, float b, uint32_t low_part_mask) {
+  const uint32_t high = ptx::to_e4m3x2(a, b);
+  const float2 ab = ptx::from_e4m3x2(static_cast<uint16_t>(high));
+  constexpr float kUp = 1.0F / kLowWeight;
+  const uint32_t low = ptx::to_e4m3x2((a - ab.x) * kUp, (b - ab.y) * kUp);
+  return high | (low & low_part_mask) << 16;
+}
+
 /// The two accumulators of a value whose hi and lo parts stand 8 rows apart: registers 4j + e and 4j + 2 + e.
 __device__ __forceinline__ float join_parts(float high, float low) {
   return fmaf(low, kLowWeight, high);

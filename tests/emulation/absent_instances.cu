@@ -14,18 +14,26 @@ namespace {
 }  // namespace
 
 namespace decode_fp8 {
-template <int kHeadDim>
-int Instance<kHeadDim>::prepare() {
+template <int kHeadDim, int kRows>
+int Instance<kHeadDim, kRows>::prepare() {
   return 1;
 }
-template <int kHeadDim>
-void Instance<kHeadDim>::launch(const Parameters& /*parameters*/, int /*grid*/, cudaStream_t /*stream*/) {
+template <int kHeadDim, int kRows>
+void Instance<kHeadDim, kRows>::launch(const Parameters& /*parameters*/, int /*grid*/, cudaStream_t /*stream*/) {
   absent("head dim of decode", kHeadDim);
 }
-template struct Instance<96>;
-template struct Instance<128>;
-template struct Instance<192>;
-template struct Instance<512>;
+template struct Instance<96, 4>;
+template struct Instance<96, 8>;
+template struct Instance<96, 32>;
+template struct Instance<128, 4>;
+template struct Instance<128, 8>;
+template struct Instance<128, 32>;
+template struct Instance<192, 4>;
+template struct Instance<192, 8>;
+template struct Instance<192, 32>;
+template struct Instance<512, 4>;
+template struct Instance<512, 8>;
+template struct Instance<512, 32>;
 }  // namespace decode_fp8
 
 namespace prefill_fp8 {

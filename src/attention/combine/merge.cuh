@@ -37,6 +37,15 @@ __device__ __forceinline__ RowResult finish_row(const Output& output, float maxi
   return {.scale = scale / sum, .lse = (__log2f(sum) + reference - static_cast<float>(kProbabilityBits)) * kLn2};
 }
 
+/// Writes a value of a row of O.
+__device__ __forceinline__ void write_value(const Output& output, int64_t offset, float value) {
+  if (output.out_f32) {
+    static_cast<float*>(output.out)[offset] = value;
+  } else {
+    static_cast<__nv_bfloat16*>(output.out)[offset] = __float2bfloat16_rn(value);
+  }
+}
+
 /// Writes two neighbouring values of a row of O.
 __device__ __forceinline__ void write_pair(const Output& output, int64_t offset, float a, float b) {
   if (output.out_f32) {

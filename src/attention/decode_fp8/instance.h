@@ -5,7 +5,8 @@
 
 namespace quaver::decode_fp8 {
 
-template <int kHeadDim>
+/// `kRows`: most query rows of an item, 4, 8 or 32.
+template <int kHeadDim, int kRows>
 struct Instance {
   /// Lets the kernel use its shared memory on the current device and returns how many CTAs fit an SM there.
   static int prepare();

@@ -3,7 +3,8 @@
 //
 //   schedule (once a step)  work list: every CTA of this persistent grid gets an even share of all KV tiles
 //   producer warp           load.cuh: items of the share -> queue; K and V tiles -> ring, by bulk copies
-//   consumer warpgroups     query.cuh: Q as hi + lo/16; mainloop.cuh: S, softmax, P V; epilogue.cuh: O, LSE or a part
+//   consumer warpgroups     up to 8 rows: few_rows.cuh; more: query.cuh: Q as hi + lo/16; mainloop.cuh: S, softmax, P V;
+//                           epilogue.cuh: O, LSE or a part
 //   finisher warps          epilogue.cuh: count parts of cut items and add up the complete ones, off the consumers'
 //   path combine                 last part's CTA, or combine/ as a second kernel where rows * head_dim is large
 //
@@ -11,6 +12,7 @@
 #pragma once
 
 #include "attention/decode_fp8/epilogue.cuh"
+#include "attention/decode_fp8/few_rows.cuh"
 #include "ptx/launch.cuh"
 
 namespace quaver::decode_fp8 {
@@ -51,12 +53,23 @@ __device__ __forceinline__ void consume(const Parameters& p, SharedState<Traits>
     ptx::mbarrier_wait(ptx::shared_address(&shared.item_full[item_slot.slot]), item_slot.parity);
     const WorkItem& item = shared.items[item_slot.slot];
     if (item.rows < 0) return;
-    load_query<Traits>(p, item, shared, query, rotation);
-    sync_consumers<Traits>();
-    const QueryRow row = make_row<Traits>(p, item, row_index, warp_row < item.rows, shared.query_scale[row_index]);
-    RowState<Traits> state;
-    attend<Traits>(p, item, row, shared, ptx::shared_address(query), ring, tile_slot, state);
-    write_item<Traits>(p, item, row_index, row.valid, state);
+    if constexpr (Traits::kFewRows) {
+      few_rows::load_query<Traits>(p, item, shared, query);
+      sync_consumers<Traits>();
+      few_rows::QueryRows<Traits> rows;
+      few_rows::make_rows<Traits>(p, item, shared, rows);
+      few_rows::RowState<Traits> state;
+      few_rows::attend<Traits>(p, item, rows, shared, ptx::shared_address(query),
+                               query + Traits::kColumns * Traits::kHeadDim, ring, tile_slot, state);
+      few_rows::write_item<Traits>(p, item, shared, state);
+    } else {
+      load_query<Traits>(p, item, shared, query, rotation);
+      sync_consumers<Traits>();
+      const QueryRow row = make_row<Traits>(p, item, row_index, warp_row < item.rows, shared.query_scale[row_index]);
+      RowState<Traits> state;
+      attend<Traits>(p, item, row, shared, ptx::shared_address(query), ring, tile_slot, state);
+      write_item<Traits>(p, item, row_index, row.valid, state);
+    }
     if (has_finishers<Traits>(p)) {
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.item_done[item_slot.slot]));

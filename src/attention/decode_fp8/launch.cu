@@ -21,6 +21,21 @@ int min_piece_units(const AttentionPlan& plan, bool combine_in_kernel) {
   return combine_in_kernel && plan.kv_tile == 64 ? 2 : 1;
 }
 
+/// Calls `visit(instance)` for the kernel of a head dim that takes `rows` query rows.
+template <class Visit>
+void with_instance(int head_dim, int rows, Visit&& visit) {
+  with_value<64, 96, 128, 192, 256, 512>(head_dim, [&](auto dim) {
+    constexpr int kDim = decltype(dim)::value;
+    if (rows <= 4) {
+      visit(Instance<kDim, 4>{});
+    } else if (rows <= 8) {
+      visit(Instance<kDim, 8>{});
+    } else {
+      visit(Instance<kDim, 32>{});
+    }
+  });
+}
+
 schedule::ScheduleShape schedule_shape(const AttentionProblem& problem, const AttentionPlan& plan,
                                        bool combine_in_kernel) {
   return {.num_kv_heads = problem.kv.num_kv_heads,
@@ -48,8 +63,7 @@ DecodeFp8::DecodeFp8(const AttentionProblem& problem, const AttentionPlan& plan,
   check(max_rows_ <= tiles::kMaxDecodeRows, "query rows a kv head ", max_rows_, ": expected at most ",
         tiles::kMaxDecodeRows);
   int ctas_per_sm = 0;
-  with_value<64, 96, 128, 192, 256, 512>(head_dim,
-                                         [&](auto dim) { ctas_per_sm = Instance<decltype(dim)::value>::prepare(); });
+  with_instance(head_dim, max_rows_, [&](auto instance) { ctas_per_sm = decltype(instance)::prepare(); });
   check_as(ErrorKind::kUnsupported, ctas_per_sm > 0, "shared memory of ", device.name,
            ": expected enough for one CTA of the decode kernel");
   grid_ = ctas_per_sm * device.num_sms;
@@ -108,8 +122,7 @@ void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream) {
                               .work = work_->view(),
                               .partials = partials,
                               .output = output};
-  with_value<64, 96, 128, 192, 256, 512>(
-      head_dim, [&](auto dim) { Instance<decltype(dim)::value>::launch(parameters, grid_, stream); });
+  with_instance(head_dim, max_rows_, [&](auto instance) { decltype(instance)::launch(parameters, grid_, stream); });
   if (!combine_in_kernel_)
     combine::run_combine(head_dim, partials, output, work_->view().cuts, max_rows_, grid_, stream);
 }

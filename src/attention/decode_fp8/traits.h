@@ -39,6 +39,8 @@ template <int kHeadDim_>
 struct DecodeTraits {
   static constexpr DecodeConfig kConfig = decode_config(kHeadDim_);
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kRows = kMaxRows;
+  static constexpr bool kFewRows = false;
   static constexpr int kTile = tiles::kv_tile(tiles::KernelFamily::kDecode, kHeadDim);
   static constexpr int kWarpgroups = kConfig.consumer_warpgroups;
   static constexpr int kCtasPerSm = kConfig.ctas_per_sm;
@@ -82,6 +84,38 @@ struct DecodeTraits {
   static_assert(kCtasPerSm * (kSharedBytes + 2048) <= 228 * 1024, "shared memory of an SM, 1 KB a CTA reserved");
 };
 
+/// Up to 4 or 8 query rows: tokens along M (few_rows.cuh).
+template <int kHeadDim_, int kRows_>
+struct FewRowsTraits {
+  static constexpr DecodeConfig kConfig = decode_config(kHeadDim_);
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kRows = kRows_;
+  static constexpr bool kFewRows = true;
+  static constexpr int kTile = tiles::kv_tile(tiles::KernelFamily::kDecode, kHeadDim);
+  static constexpr int kCtasPerSm = kConfig.ctas_per_sm;
+  static constexpr int kRingSlots = kConfig.ring_slots;
+  static constexpr int kConsumers = 128;
+  static constexpr int kThreads = kConsumers + (kCtasPerSm <= 2 ? 128 : 32);
+  static constexpr int kFinishers = kCtasPerSm <= 2 ? 96 : 0;
+  static constexpr bool kMoveRegisters = false;
+  static constexpr int kProducerRegisters = 0;
+  static constexpr int kConsumerRegisters = 0;
+
+  static constexpr int kColumns = 2 * kRows;  ///< of a WGMMA: hi and lo of every row
+  static constexpr int kRowsPerThread = kRows / 4;
+  static constexpr int kTokenBlocks = kTile / 64;
+  static constexpr int kValueBlocks = (kHeadDim + 63) / 64;
+  static constexpr int kScoreChunk = kHeadDim >= 256 ? 128 : kHeadDim;
+  static constexpr int kScoreChunks = kHeadDim / kScoreChunk;
+  static constexpr int kPartsAtOnce = kCtasPerSm == 1 ? 20 : 17;
+
+  static constexpr int kQueryBytes = kColumns * (kHeadDim + kTile);  ///< Q, then P
+  static constexpr int kSlotBytes = kTile * kHeadDim;
+  /// The last block of 64 columns may read past head dim and tile.
+  static constexpr int kSharedBytes = kQueryBytes + kRingSlots * kSlotBytes + (kValueBlocks * 64 - kHeadDim) * 16;
+  static_assert(kCtasPerSm * (kSharedBytes + 2048) <= 228 * 1024, "shared memory of an SM, 1 KB a CTA reserved");
+};
+
 /// Shared memory besides the tiles.
 template <class Traits>
 struct SharedState {
@@ -92,9 +126,11 @@ struct SharedState {
   uint64_t item_empty[kItemSlots];
   uint64_t warm;  ///< see warm_parameters()
   WorkItem items[kItemSlots];
-  float query_scale[kMaxRows];  ///< power of two that a row of Q was divided by
-  int is_last_part;             ///< of the CTA's last item, to the consumers
-  int finish_is_last_part;      ///< of an earlier one, to the finishers
+  alignas(
+      16) float of_warps[Traits::kFewRows ? Traits::kRows : 1][4];  ///< few rows: maximum or sum of each consumer warp
+  float query_scale[Traits::kRows];                                 ///< power of two that a row of Q was divided by
+  int is_last_part;                                                 ///< of the CTA's last item, to the consumers
+  int finish_is_last_part;                                          ///< of an earlier one, to the finishers
 };
 
 }  // namespace quaver::decode_fp8

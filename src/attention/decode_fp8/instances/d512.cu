@@ -1,3 +1,5 @@
 #include "attention/decode_fp8/instance.cuh"
 
-template struct quaver::decode_fp8::Instance<512>;
+template struct quaver::decode_fp8::Instance<512, 4>;
+template struct quaver::decode_fp8::Instance<512, 8>;
+template struct quaver::decode_fp8::Instance<512, 32>;

@@ -1,3 +1,5 @@
 #include "attention/decode_fp8/instance.cuh"
 
-template struct quaver::decode_fp8::Instance<96>;
+template struct quaver::decode_fp8::Instance<96, 4>;
+template struct quaver::decode_fp8::Instance<96, 8>;
+template struct quaver::decode_fp8::Instance<96, 32>;
