@@ -79,3 +79,8 @@ def test_the_committed_report_is_what_the_readme_shows():
     for suite in attention.SUITES:
         attention.read_report(ROOT / "bench" / "results" / "h200" / f"{suite}.json")
     subprocess.run([sys.executable, ROOT / "bench" / "render_tables.py", "--check"], check=True)
+
+
+def test_commit_of_a_copy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUAVER_COMMIT", "0123abc")
+    assert attention.version_control_commit() == "0123abc"
