@@ -8,6 +8,7 @@
 
 #include "attention/decode_fp8/few_rows_query.cuh"
 #include "attention/decode_fp8/load.cuh"
+#include "attention/decode_fp8/unseen_values.cuh"
 #include "ptx/wgmma_shared.cuh"
 
 namespace quaver::decode_fp8::few_rows {
@@ -161,29 +162,6 @@ __device__ __forceinline__ void softmax(SharedState<Traits>& shared, uint32_t lo
   sync_warps<Traits>();
 }
 
-/// Zeroes the bytes of a V tile outside the tokens [first, last): 0 * NaN must not reach O.
-template <class Traits>
-__device__ __forceinline__ void clear_unseen_values(uint8_t* value_tile, int first, int last) {
-  for (int block = 0; block < Traits::kTile / 16; ++block) {
-    const int from = first - 16 * block;  // tokens of the block to keep: [from, to)
-    const int to = last - 16 * block;
-    if (from <= 0 && to >= 16) continue;
-    for (int column = static_cast<int>(threadIdx.x); column < Traits::kHeadDim; column += Traits::kConsumers) {
-      auto* group = reinterpret_cast<uint4*>(value_tile + (block * Traits::kHeadDim + column) * 16);
-      uint32_t words[4] = {};
-      if (from < 16 && to > 0) {
-        *reinterpret_cast<uint4*>(words) = *group;
-#pragma unroll
-        for (int position = 0; position < 16; ++position) {
-          const int token = page_format::v_position_token(position);
-          if (token < from || token >= to) words[position / 4] &= ~(0xFFU << (8 * (position % 4)));
-        }
-      }
-      *group = *reinterpret_cast<uint4*>(words);
-    }
-  }
-}
-
 /// O = O * factor + P V, into fresh accumulators.
 template <class Traits>
 __device__ __forceinline__ void accumulate_values(uint32_t value_tile, uint32_t probabilities,
@@ -253,7 +231,7 @@ __device__ __forceinline__ void attend(const Parameters& p, const WorkItem& item
     const bool edge = tile_token < first_key || tile_token + Traits::kTile > kv_len;
     if (edge) {
       wait_full();
-      clear_unseen_values<Traits>(values, first_key - tile_token, kv_len - tile_token);
+      clear_unseen_values<Traits>(values, 0, Traits::kHeadDim, first_key - tile_token, kv_len - tile_token);
     }
     softmax<Traits>(shared, p.low_part_mask, probabilities, s, state, factor);
     if (!edge) wait_full();

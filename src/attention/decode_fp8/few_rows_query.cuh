@@ -1,13 +1,7 @@
-// Up to 8 query rows: Q in shared memory as hi + lo/16 in E4M3 with one power-of-two scale a row, and what a thread
-// knows about its rows.
+// Up to 8 query rows: Q in shared memory, and what a thread knows about its rows.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include "attention/decode_fp8/params.h"
-#include "attention/decode_fp8/traits.h"
-#include "attention/kernel_parts.cuh"
-#include "ptx/barrier.cuh"
+#include "attention/decode_fp8/query.cuh"
 
 namespace quaver::decode_fp8::few_rows {
 
@@ -21,63 +15,25 @@ struct QueryRows {
   int all_last;
 };
 
-/// All consumer warps together: the rows of one item as hi + lo/16, K-major core matrices of four rows (hi, lo, hi, …).
+/// All consumer warps together: the rows of one item, four to a core matrix (hi, lo, hi, …); zeros where there is none.
 template <class Traits>
 __device__ __forceinline__ void load_query(const Parameters& p, const WorkItem& item, SharedState<Traits>& state,
                                            uint8_t* query) {
-  constexpr int kGroups = Traits::kHeadDim / 4;  // of four values
-  constexpr int kGroupsPerLane = (kGroups + 31) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = p.shape.group;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
   constexpr int kWarps = Traits::kConsumers / 32;
-  uint2 raw[Traits::kRows / kWarps][kGroupsPerLane];
+  constexpr int kRowsPerWarp = Traits::kRows / kWarps;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  RawRow<Traits::kHeadDim> raw[kRowsPerWarp] = {};
 #pragma unroll
-  for (int r = 0; r < Traits::kRows / kWarps; ++r) {  // all loads in flight before the first is waited for
+  for (int r = 0; r < kRowsPerWarp; ++r) {  // all loads are in flight before the first is waited for
     const int row = kWarps * r + warp;
-    const __nv_bfloat16* source = p.q + (item.query_begin + tiles::row_token(row, group)) * p.q_strides.token +
-                                  (item.head * group + tiles::row_head(row, group)) * p.q_strides.head;
-#pragma unroll
-    for (int i = 0; i < kGroupsPerLane; ++i) {
-      const int column = 4 * (lane + 32 * i);
-      raw[r][i] = make_uint2(0, 0);
-      if (row < item.rows && column < Traits::kHeadDim) raw[r][i] = *reinterpret_cast<const uint2*>(source + column);
-    }
+    if (row < item.rows) raw[r] = load_row<Traits>(p, item, row);
   }
 #pragma unroll
-  for (int r = 0; r < Traits::kRows / kWarps; ++r) {
+  for (int r = 0; r < kRowsPerWarp; ++r) {
     const int row = kWarps * r + warp;
-    float values[kGroupsPerLane][4];
-    float largest = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kGroupsPerLane; ++i) {
-      const float2 ab = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw[r][i].x));
-      const float2 cd = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&raw[r][i].y));
-      values[i][0] = ab.x;
-      values[i][1] = ab.y;
-      values[i][2] = cd.x;
-      values[i][3] = cd.y;
-#pragma unroll
-      for (float value : values[i]) largest = fmaxf(largest, fabsf(value));
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
-    }
-    const int exponent = query_exponent(largest);
-    const float inverse = __int_as_float((127 - exponent) << 23);
     uint8_t* destination = query + row / 4 * 8 * Traits::kHeadDim + row % 4 * 32;
-#pragma unroll
-    for (int i = 0; i < kGroupsPerLane; ++i) {
-      const int column = 4 * (lane + 32 * i);
-      if (column >= Traits::kHeadDim) break;
-      const SplitCodes codes = split_e4m3x4(values[i][0] * inverse, values[i][1] * inverse, values[i][2] * inverse,
-                                            values[i][3] * inverse, p.low_part_mask);
-      uint8_t* core = destination + (column / 16) * 128 + column % 16;
-      *reinterpret_cast<uint32_t*>(core) = codes.high;
-      *reinterpret_cast<uint32_t*>(core + 16) = codes.low;
-    }
-    if (lane == 0) state.query_scale[row] = __int_as_float((exponent + 127) << 23);
+    const float scale = store_row<Traits>(raw[r], destination, 16, p.low_part_mask);
+    if (threadIdx.x % 32 == 0) state.query_scale[row] = scale;
   }
   ptx::fence_proxy_async_shared();
 }

@@ -8,6 +8,7 @@
 
 #include "attention/decode_fp8/load.cuh"
 #include "attention/decode_fp8/query.cuh"
+#include "attention/decode_fp8/unseen_values.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace quaver::decode_fp8 {
@@ -129,32 +130,6 @@ __device__ __forceinline__ float softmax(float (&s)[Traits::kTile / 4], RowState
   return factor;
 }
 
-/// Zeroes the bytes of a V tile outside the tokens [first, last): 0 * NaN must not reach O. One warpgroup, its columns.
-template <class Traits>
-__device__ __forceinline__ void clear_unseen_values(uint8_t* value_tile, int warpgroup, int first, int last) {
-  for (int block = 0; block < Traits::kTile / 16; ++block) {
-    const int from = first - 16 * block;  // tokens of the block to keep: [from, to)
-    const int to = last - 16 * block;
-    if (from <= 0 && to >= 16) continue;
-    for (int column = static_cast<int>(threadIdx.x) % 128; column < Traits::kValueColumns; column += 128) {
-      auto* group = reinterpret_cast<uint4*>(
-          value_tile + (block * Traits::kHeadDim + warpgroup * Traits::kValueColumns + column) * 16);
-      uint32_t words[4] = {};
-      if (from < 16 && to > 0) {
-        *reinterpret_cast<uint4*>(words) = *group;
-#pragma unroll
-        for (int position = 0; position < 16; ++position) {
-          const int token = page_format::v_position_token(position);
-          if (token < from || token >= to) words[position / 4] &= ~(0xFFU << (8 * (position % 4)));
-        }
-      }
-      *group = *reinterpret_cast<uint4*>(words);
-    }
-  }
-  ptx::fence_proxy_async_shared();
-  ptx::named_barrier_sync(2 + warpgroup, 128);
-}
-
 /// O = O * factor + P V, kValueChunk columns a step, each into a fresh accumulator.
 template <class Traits>
 __device__ __forceinline__ void accumulate_values(uint32_t value_tile, bool active, float factor,
@@ -232,7 +207,10 @@ __device__ __forceinline__ void attend(const Parameters& p, const WorkItem& item
     wait_full();
     uint8_t* values = ring + tile_slot.slot * Traits::kSlotBytes;
     if (tile_token < first_key || tile_token + Traits::kTile > kv_len) {
-      clear_unseen_values<Traits>(values, warpgroup, first_key - tile_token, kv_len - tile_token);
+      clear_unseen_values<Traits>(values, warpgroup * Traits::kValueColumns, Traits::kValueColumns,
+                                  first_key - tile_token, kv_len - tile_token);
+      ptx::fence_proxy_async_shared();
+      ptx::named_barrier_sync(2 + warpgroup, 128);
     }
     accumulate_values<Traits>(ptx::shared_address(values) + warpgroup * Traits::kValueColumns * 16, row.active, factor,
                               p_codes, state.out);

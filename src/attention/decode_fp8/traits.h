@@ -95,11 +95,9 @@ struct FewRowsTraits {
   static constexpr int kCtasPerSm = kConfig.ctas_per_sm;
   static constexpr int kRingSlots = kConfig.ring_slots;
   static constexpr int kConsumers = 128;
-  static constexpr int kThreads = kConsumers + (kCtasPerSm <= 2 ? 128 : 32);
   static constexpr int kFinishers = kCtasPerSm <= 2 ? 96 : 0;
-  static constexpr bool kMoveRegisters = false;
-  static constexpr int kProducerRegisters = 0;
-  static constexpr int kConsumerRegisters = 0;
+  static constexpr int kThreads = kConsumers + 32 + kFinishers;
+  static constexpr bool kMoveRegisters = false;  ///< 128 a thread are enough
 
   static constexpr int kColumns = 2 * kRows;  ///< of a WGMMA: hi and lo of every row
   static constexpr int kRowsPerThread = kRows / 4;
