@@ -9,7 +9,7 @@
 // row-wise scales with promoted and with fast accumulation, and per-tensor scales with fast accumulation. The error is
 // that of the first 128 rows and up to 8 tokens against float64 on the same codes.
 // lm_head is the BF16 product of the head through cuBLASLt, its bytes those of weight, rows and logits.
-// With --plans all, the best plan of each size of cluster is measured too.
+// With --plans all, every plan that plan_gemm() chooses from is measured too.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -31,7 +31,6 @@ namespace {
 
 using packed_fp8::GemmPlan;
 using packed_fp8::GemmShape;
-using packed_fp8::MaxClusters;
 using packed_fp8::Scaling;
 
 constexpr int64_t kPoolBytes = int64_t{1400} << 20;
@@ -142,9 +141,9 @@ class Bench {
                                       .scales = weight_scales_.data()};
     };
     const auto planned_us = [&](const GemmPlan& p) {
-      return timer_.median_us(count, [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, s); });
+      return timer_.median_us(count, [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, workspace_, s); });
     };
-    gemm_.run(plan, weight(0), tokens, out, stream_.get());
+    gemm_.run(plan, weight(0), tokens, out, workspace_, stream_.get());
     const double error = relative_l2(shape);
     const double us = planned_us(plan);
     nlohmann::json result = {{"name", product.name},
@@ -159,12 +158,8 @@ class Bench {
                              {"rel_l2", error}};
     if (lt_) result["cublaslt_us"] = yardsticks(shape, count, buffers);
     if (options_.all_plans) {
-      for (size_t cluster = 1; cluster <= packed_fp8::kMaxCluster; ++cluster) {
-        MaxClusters only{};
-        only[cluster] = gemm_.max_clusters()[cluster];
-        only[1] = std::max(only[1], 1);
-        const GemmPlan other = packed_fp8::plan_gemm(shape, Scaling::kOuter, only);
-        result["plans"][to_string(other)] = planned_us(other);
+      for (const GemmPlan& other : packed_fp8::possible_plans(shape, Scaling::kOuter, gemm_.max_clusters())) {
+        result["plans"].push_back({{"plan", to_string(other)}, {"us", planned_us(other)}, {"clocks", other.clocks}});
       }
     }
     std::printf("%s\n", result.dump().c_str());
@@ -231,6 +226,7 @@ class Bench {
   Options options_;
   DeviceInfo device_ = query_device(0);
   packed_fp8::PackedGemm gemm_{device_};
+  packed_fp8::Workspace workspace_;
   std::unique_ptr<CublasLt> lt_ = CublasLt::available() ? std::make_unique<CublasLt>() : nullptr;
   CudaStream stream_ = make_stream();
   GraphTimer timer_{stream_.get(), options_.idle_ms};

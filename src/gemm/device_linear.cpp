@@ -29,7 +29,7 @@ void DeviceLinear::run(const GemmInput& input, int64_t m, const TensorView& out,
       .scales = matrix_.scales};
   const packed_fp8::PackedTokens tokens{
       .packed = input.packed, .m = m, .scales = input.scales, .scale_stride = input.scale_stride};
-  gemm_->packed.run(weight, tokens, out, stream);
+  gemm_->packed.run(weight, tokens, out, gemm_->packed_workspace, stream);
 }
 
 }  // namespace quaver

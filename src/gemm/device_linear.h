@@ -15,11 +15,12 @@
 
 namespace quaver {
 
-/// The products of one device. cuBLASLt's workspace makes it an object of one stream at a time.
+/// The products of one device. Their workspaces make it an object of one stream at a time.
 struct DeviceGemm {
   /// On the current device. Throws Error(kUnsupported) where the FP8 kernels cannot run, and what CublasLt throws.
   explicit DeviceGemm(const DeviceInfo& device) : packed(device) {}
   packed_fp8::PackedGemm packed;
+  packed_fp8::Workspace packed_workspace;
   CublasLt bf16;
 };
 

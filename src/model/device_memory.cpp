@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "gemm/cublaslt_workspace.h"
+#include "gemm/packed_fp8/workspace.h"
 #include "model/device_weight_plan.h"
 #include "model/dummy.h"
 
@@ -20,7 +21,8 @@ DeviceMemory device_memory(const ModelConfig& config, const CachePlan& plan, con
   }
   const int64_t blocks = plan.blocks_for(shape.max_model_len);
   return {.weights = weights.bytes,
-          .workspace = workspace_layout(config, inputs, shape.step).bytes + kCublasLtWorkspaceBytes,
+          .workspace = workspace_layout(config, inputs, shape.step).bytes + kCublasLtWorkspaceBytes +
+                       packed_fp8::kWorkspaceBytes,
           .block = plan.block_bytes(),
           .sequence = blocks * plan.block_bytes(),
           .chunk_pages = (plan.blocks_for(shape.max_model_len, shape.chunk_tokens) - blocks) * plan.block_bytes()};

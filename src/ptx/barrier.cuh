@@ -5,6 +5,13 @@
 
 namespace quaver::ptx {
 
+/// PTX ISA "elect.sync": true for one lane of the warp. All lanes take part.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  return elected != 0;
+}
+
 /// Address of shared memory as the 32-bit value that shared-memory instructions take.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -48,6 +48,24 @@ TEST(Gemm, ExactInEveryCluster) {
   }
 }
 
+// Tiles in up to six parts, whole tiles beside parts, two token tiles; the counters are zero afterwards, or the
+// second run would be wrong.
+TEST(Gemm, ExactInRanges) {
+  for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
+    for (const int ranges : {1, 2, 3, 5, 12}) {
+      GemmCase test({.shape = {.m = 21, .n = 200, .k = 700}, .scaling = scaling});
+      GemmPlan plan{.grid = {.row_groups = 25,
+                             .token_groups = 3,
+                             .chunks = 6,
+                             .token_tile = 16,
+                             .row_tiles = 2,
+                             .ranges = ranges}};
+      plan.num_clusters = ranges * plan.grid.token_tiles();
+      expect_exact(test, plan, DType::kF32);
+    }
+  }
+}
+
 TEST(Gemm, ExactAsPlanned) {
   GemmCase test({.shape = {.m = 120, .n = 261, .k = 300}, .one_token_scale = true});
   expect_exact(test, device_gemm().plan(test.spec().shape, Scaling::kOuter), DType::kBF16);

@@ -79,6 +79,11 @@ const packed_fp8::PackedGemm& device_gemm() {
   return gemm;
 }
 
+const packed_fp8::Workspace& device_workspace() {
+  static const packed_fp8::Workspace workspace;
+  return workspace;
+}
+
 GemmCase::GemmCase(const GemmSpec& spec) : spec_(spec) {
   const auto [m, n, k] = spec.shape;
   weight_codes_ = random_codes(n, k, spec.data, 2 * spec.seed);
@@ -141,7 +146,7 @@ GemmOutput GemmCase::run(const packed_fp8::GemmPlan& plan, DType dtype, cudaStre
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   TensorView out(buffer.data(), dtype, {m, n}, {.kind = Device::Kind::kCuda, .index = 0});
   out.strides[0] = stride;
-  device_gemm().run(plan, weight(), tokens(), out, stream);
+  device_gemm().run(plan, weight(), tokens(), out, device_workspace(), stream);
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   const std::vector<uint8_t> written = to_host(buffer);
   GemmOutput output;

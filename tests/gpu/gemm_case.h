@@ -63,5 +63,7 @@ class GemmCase {
 
 /// The kernels of GPU 0, prepared once.
 [[nodiscard]] const packed_fp8::PackedGemm& device_gemm();
+/// Its workspace, for products that run one after another.
+[[nodiscard]] const packed_fp8::Workspace& device_workspace();
 
 }  // namespace quaver::testing

@@ -74,7 +74,7 @@ TEST(PackedGemmStream, GraphOfProductsInARow) {
   }
   const CudaGraphExec graph = capture_graph(stream.get(), [&](cudaStream_t s) {
     for (int round = 0; round < 3; ++round) {
-      for (size_t i = 0; i < all.size(); ++i) device_gemm().run(all[i].weight(), all[i].tokens(), outputs[i]->view, s);
+      for (size_t i = 0; i < all.size(); ++i) device_gemm().run(all[i].weight(), all[i].tokens(), outputs[i]->view, device_workspace(), s);
     }
   });
   for (int replay = 0; replay < 10; ++replay) {
@@ -89,6 +89,7 @@ TEST(PackedGemmStream, GraphOfProductsInARow) {
 TEST(PackedGemmStream, TwoAtOnce) {
   std::vector<GemmCase> all = cases();
   const CudaStream streams[2] = {make_stream(), make_stream()};
+  const packed_fp8::Workspace workspaces[2];
   std::vector<GemmOutput> expected;
   std::vector<std::unique_ptr<Outputs32>> outputs;
   for (GemmCase& test : all) {
@@ -98,7 +99,7 @@ TEST(PackedGemmStream, TwoAtOnce) {
   for (int repeat = 0; repeat < 20; ++repeat) {
     for (const auto& output : outputs) output->poison();
     for (size_t i = 0; i < all.size(); ++i) {
-      device_gemm().run(all[i].weight(), all[i].tokens(), outputs[i]->view, streams[i % 2].get());
+      device_gemm().run(all[i].weight(), all[i].tokens(), outputs[i]->view, workspaces[i % 2], streams[i % 2].get());
     }
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (size_t i = 0; i < all.size(); ++i) ASSERT_TRUE(outputs[i]->equals(expected[i])) << "case " << i;
@@ -117,7 +118,7 @@ TEST(PackedGemmStream, WaitsForTheTokens) {
       output.poison();
       check_cuda(cudaMemsetAsync(const_cast<uint8_t*>(test.tokens().packed), 0x7F, bytes, stream.get()), "cudaMemset");
       test.pack_tokens(stream.get());
-      device_gemm().run(test.weight(), test.tokens(), output.view, stream.get());
+      device_gemm().run(test.weight(), test.tokens(), output.view, device_workspace(), stream.get());
       check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
       EXPECT_TRUE(output.equals(expected));
     }

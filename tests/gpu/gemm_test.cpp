@@ -208,7 +208,7 @@ TEST(PackedGemm, RefusesByName) {
   const Device gpu{.kind = Device::Kind::kCuda, .index = 0};
   const TensorView good(out.data(), DType::kF32, {4, 16}, gpu);
   const auto run = [](packed_fp8::PackedWeight weight, packed_fp8::PackedTokens tokens, TensorView view) {
-    return [=] { device_gemm().run(weight, tokens, view, nullptr); };
+    return [=] { device_gemm().run(weight, tokens, view, device_workspace(), nullptr); };
   };
   packed_fp8::PackedTokens misaligned = test.tokens();
   misaligned.packed += 8;

@@ -13,6 +13,7 @@
 
 #include "gemm/packed_fp8/epilogue.cuh"
 #include "gemm/packed_fp8/load.cuh"
+#include "gemm/packed_fp8/partial_sums.cuh"
 
 namespace quaver::packed_fp8 {
 
@@ -23,11 +24,11 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
   uint8_t* const staging = staging_memory + thread.warpgroup * Traits::kStagingBytes;
   auto* const exchange_buffer = reinterpret_cast<float4*>(staging_memory + kMathWarpgroups * Traits::kStagingBytes);
   RingPosition position;
-  const int num_tiles = p.grid.num_tiles();
+  const int rank = rank_of(p);
   int round = 0;
-  for (int index = cluster_of(p); index < num_tiles; index += p.num_clusters, ++round) {
-    const int rank = rank_of(p);
-    const Tile tile = tile_at(p.grid, index, rank);
+  for (WorkList list(p.grid, cluster_of(p), p.num_clusters, rank); list.more(); ++round) {
+    const Work work = list.take();
+    const Tile& tile = work.tile;
     const TileScales<Traits> scales(p, tile, thread);
     float total[Traits::kAccumulators];
     if constexpr (Traits::kScaling == Scaling::kBlock) {
@@ -37,9 +38,12 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
                        total);
     }
     BlockRange blocks{0, Traits::kBlocks};
-    if (Traits::kMaySplit && p.grid.split > 1) {
-      exchange(p.grid, shared, exchange_buffer, thread, rank, round, index + p.num_clusters >= num_tiles, total);
-      blocks = part_blocks<Traits>(p.grid.part_of(rank), p.grid.split);
+    if constexpr (Traits::kMaySplit) {
+      if (p.grid.split > 1) {
+        exchange(p.grid, shared, exchange_buffer, thread, rank, round, !list.more(), total);
+        blocks = part_blocks<Traits>(p.grid.part_of(rank), p.grid.split);
+      }
+      if (work.parts > 1 && !add_parts(p, shared, thread, work, total)) blocks.end = 0;
     }
     TileStore<Traits>(p, tile, thread, shared, staging).run(scales, blocks, total);
   }
@@ -49,7 +53,7 @@ template <class Traits>
 __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ SharedState<Traits> shared;
-  const auto warp = static_cast<int>(threadIdx.x) / 32;
+  const int warp = __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 32, 0);
 
   const bool clustered = p.grid.cluster() > 1;
   if (threadIdx.x == 0) {
@@ -70,12 +74,10 @@ __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_cons
 
   if (warp >= kMathWarps) {
     ptx::decrease_registers<Traits::kLoadRegisters>();
-    const bool loads = warp == kMathWarps;
-    Loader<Traits> loader(p, shared, ptx::held_shared_address(memory));
-    if (loads) loader.load_ahead();
+    const Loader<Traits> loader(p, shared, ptx::held_shared_address(memory));
+    if (warp == kMathWarps) loader.load_weights();
     if (clustered) ptx::cluster_wait();
-    if (loads) loader.run();
-    __syncwarp();
+    if (warp == kMathWarps + 1) loader.load_tokens();
   } else {
     ptx::increase_registers<Traits::kMathRegisters>();
     if (clustered) ptx::cluster_wait();

@@ -64,14 +64,14 @@ GemmPlan PackedGemm::plan(const GemmShape& shape, Scaling scaling) const {
 }
 
 void PackedGemm::run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
-                     cudaStream_t stream) const {
+                     const Workspace& workspace, cudaStream_t stream) const {
   check(tokens.m >= 0, "tokens ", tokens.m, ": expected >= 0");
   if (tokens.m == 0) return;
-  run(plan({.m = tokens.m, .n = weight.n, .k = weight.k}, weight.scaling), weight, tokens, out, stream);
+  run(plan({.m = tokens.m, .n = weight.n, .k = weight.k}, weight.scaling), weight, tokens, out, workspace, stream);
 }
 
 void PackedGemm::run(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens,
-                     const TensorView& out, cudaStream_t stream) const {
+                     const TensorView& out, const Workspace& workspace, cudaStream_t stream) const {
   check_arguments(weight, tokens, out);
   const bool f32 = out.dtype == DType::kF32;
   const Parameters parameters{
@@ -86,6 +86,8 @@ void PackedGemm::run(const GemmPlan& plan, const PackedWeight& weight, const Pac
       .aligned_rows = !f32 && out.stride(0) % 8 == 0 && reinterpret_cast<uintptr_t>(out.data) % 16 == 0,
       .m = static_cast<int>(tokens.m),
       .n = static_cast<int>(weight.n),
+      .partial_sums = workspace.partial_sums(),
+      .arrivals = workspace.arrivals(),
       .grid = plan.grid,
       .num_clusters = plan.num_clusters};
   with_instance(plan.grid.token_tile, weight.scaling,

@@ -6,6 +6,7 @@
 #include "core/cuda.h"
 #include "core/device_info.h"
 #include "gemm/packed_fp8/plan.h"
+#include "gemm/packed_fp8/workspace.h"
 #include "quaver/tensor.h"
 
 namespace quaver::packed_fp8 {
@@ -30,6 +31,16 @@ struct PackedTokens {
   int64_t scale_stride = 1;
 };
 
+/// Memory for the parts of tiles on the current device: for products in one stream at a time. All zero but during one.
+class Workspace {
+ public:
+  [[nodiscard]] int* arrivals() const { return reinterpret_cast<int*>(memory_.data()); }
+  [[nodiscard]] float4* partial_sums() const { return reinterpret_cast<float4*>(memory_.data() + kArrivalBytes); }
+
+ private:
+  DeviceBuffer<uint8_t> memory_{kWorkspaceBytes};
+};
+
 /// The kernels on one device. Holds no device memory: one object serves any number of streams and threads.
 class PackedGemm {
  public:
@@ -39,13 +50,14 @@ class PackedGemm {
   /// How run() computes a shape on this device.
   [[nodiscard]] GemmPlan plan(const GemmShape& shape, Scaling scaling) const;
 
-  /// Writes `out` [M, N], BF16 or FP32 with dense rows. No synchronisation, no allocation; graph-safe; the same bits
+  /// Writes `out` [M, N], BF16 or FP32 with dense rows. `workspace` is used by this stream alone. No synchronisation, no allocation; graph-safe; the same bits
   /// every time. Throws Error(kInvalidArgument).
-  void run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out, cudaStream_t stream) const;
+  void run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out, const Workspace& workspace,
+           cudaStream_t stream) const;
 
   /// The same as a plan of the shape says.
   void run(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
-           cudaStream_t stream) const;
+           const Workspace& workspace, cudaStream_t stream) const;
 
   [[nodiscard]] const MaxClusters& max_clusters() const noexcept { return max_clusters_; }
 

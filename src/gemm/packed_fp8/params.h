@@ -1,6 +1,8 @@
 // What the GEMM kernel takes: device pointers, scales and the tile grid.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "gemm/packed_fp8/plan.h"
@@ -19,6 +21,8 @@ struct Parameters {
   bool aligned_rows = false;  ///< 8 outputs of a row are one 16-byte store
   int m = 0;
   int n = 0;
+  float4* partial_sums = nullptr;  ///< of the workspace
+  int* arrivals = nullptr;         ///< of the workspace: all zero before and after
   TileGrid grid{};
   int num_clusters = 0;
   int num_slots = 0;  ///< of the ring

@@ -1,8 +1,10 @@
 #include "gemm/packed_fp8/plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
+#include "gemm/packed_fp8/workspace.h"
 
 namespace quaver::packed_fp8 {
 namespace {
@@ -11,34 +13,50 @@ namespace {
 constexpr double kHbmBytes = 2300.0;       // a clock, the whole device: 4.54 TB/s
 constexpr double kL2Bytes = 4600.0;        // a clock, L2 to all SMs
 constexpr double kExchangeBytes = 32.0;    // a clock, one CTA to the shared memory of others
-constexpr double kExchangeLatency = 4000;  // of a tile: its parts end together, nothing is multiplied meanwhile
-constexpr double kTileEnd = 2000;          // scale, convert and store a tile while nobody multiplies
+constexpr double kExchangeLatency = 2500;  // of a tile: its parts end together, nothing is multiplied meanwhile
+constexpr double kPartBytes = 32.0;        // a clock, one CTA to and from L2: parts of a tile
+constexpr double kPartLatency = 2000;      // of a part: it is counted, written and counted again
+constexpr double kPartsTogether = 3000;    // more where all parts of all tiles end at the same time
 
 /// Clocks of one chunk of 128 rows that has arrived: barriers, issue, WGMMA against the copies in shared memory.
-double chunk_clocks(int token_tile, Scaling scaling) {
-  return 480.0 + 2.6 * token_tile + (scaling == Scaling::kBlock ? 300.0 : 0.0);
+double chunk_clocks(const TileGrid& grid, Scaling scaling) {
+  return 380.0 + 3.0 * grid.token_tile + (scaling == Scaling::kBlock ? 300.0 : 0.0) + (grid.pairs ? 80.0 : 0.0);
 }
 
-struct Candidate {
+/// Clocks to scale, convert and store a tile while nobody multiplies.
+double tile_end_clocks(int token_tile) {
+  return 500.0 + 20.0 * token_tile;
+}
+
+struct Kind {
   int token_tile;
   int split;
   bool pairs;
 };
 
-struct Judged {
-  GemmPlan plan{};
-  double clocks = 0.0;
-};
+/// Clocks of the loop over `chunks` chunks of `rows` rows on each of `ctas` CTAs.
+double loop_clocks(const GemmShape& shape, Scaling scaling, const TileGrid& grid, double ctas, double chunks) {
+  const double rows = kGroupRows * static_cast<double>(grid.row_groups) / grid.row_tiles;
+  const double loaded = kChunk * (rows + static_cast<double>(grid.token_tile) / grid.rows_per_cluster());
+  const double work = chunks * std::max(ctas * loaded / kL2Bytes, chunk_clocks(grid, scaling));
+  // Weights stream from HBM whatever the tiles are; CTAs with fewer rows leave their share of it to the others.
+  const double stream = static_cast<double>(shape.n) * static_cast<double>(shape.k) / kHbmBytes;
+  // The shorter of the two does not disappear behind the longer one.
+  return std::max(stream, work) + std::min(stream, work) / 4;
+}
 
-Judged judge(const GemmShape& shape, Scaling scaling, int most_clusters, const Candidate& candidate) {
-  GemmPlan plan;
-  TileGrid& grid = plan.grid;
-  grid = {.row_groups = static_cast<int>(ceil_divide(shape.n, kGroupRows)),
+TileGrid grid_of(const GemmShape& shape, const Kind& kind) {
+  return {.row_groups = static_cast<int>(ceil_divide(shape.n, kGroupRows)),
           .token_groups = static_cast<int>(ceil_divide(shape.m, kGroupRows)),
           .chunks = static_cast<int>(num_chunks(shape.k)),
-          .token_tile = candidate.token_tile,
-          .split = candidate.split,
-          .pairs = candidate.pairs};
+          .token_tile = kind.token_tile,
+          .split = kind.split,
+          .pairs = kind.pairs};
+}
+
+GemmPlan whole_tiles(const GemmShape& shape, Scaling scaling, int most_clusters, const Kind& kind) {
+  GemmPlan plan{.grid = grid_of(shape, kind)};
+  TileGrid& grid = plan.grid;
   const int per_cluster = grid.rows_per_cluster();
   const int64_t tokens = grid.token_tiles();
   const int64_t least = ceil_divide(grid.row_groups, int64_t{kBlockGroups} * per_cluster);
@@ -50,27 +68,40 @@ Judged judge(const GemmShape& shape, Scaling scaling, int most_clusters, const C
   plan.num_clusters = std::min(grid.num_tiles(), most_clusters);
   plan.waves = static_cast<int>(ceil_divide(grid.num_tiles(), plan.num_clusters));
 
-  const double ctas = static_cast<double>(plan.num_clusters) * grid.cluster();
-  const double rows = kGroupRows * static_cast<double>(grid.row_groups) / grid.row_tiles;
-  const double tile_tokens = candidate.token_tile;
-  const double loaded = kChunk * (rows + tile_tokens / per_cluster);
-  const double chunk = std::max(ctas * loaded / kL2Bytes, chunk_clocks(candidate.token_tile, scaling));
   const double chunks = plan.waves * static_cast<double>(ceil_divide(grid.chunks, grid.split));
-  double tile_end = tokens > 1 ? kTileEnd : 0.0;
+  double tile_end = tile_end_clocks(grid.token_tile);
   if (grid.split > 1) {
-    const double sent = 4.0 * kBlockRows * tile_tokens * (grid.split - 1) / grid.split;
+    const double sent = 4.0 * kBlockRows * grid.token_tile * (grid.split - 1) / grid.split;
     tile_end += kExchangeLatency + sent / kExchangeBytes;
   }
-  // Weights stream from HBM whatever the tiles are; CTAs with fewer rows leave their share of it to the others.
-  const double stream = static_cast<double>(shape.n) * static_cast<double>(shape.k) / kHbmBytes;
-  const double work = chunks * chunk;
-  // The shorter of the two does not disappear behind the longer one.
-  return {.plan = plan, .clocks = std::max(stream, work) + std::min(stream, work) / 4 + plan.waves * tile_end};
+  const double ctas = static_cast<double>(plan.num_clusters) * grid.cluster();
+  plan.clocks = loop_clocks(shape, scaling, grid, ctas, chunks) + plan.waves * tile_end;
+  return plan;
+}
+
+/// Row tiles as high as can be, their chunks in `ranges` ranges for each token tile.
+GemmPlan in_ranges(const GemmShape& shape, Scaling scaling, int ranges, int token_tile) {
+  GemmPlan plan{.grid = grid_of(shape, {token_tile, 1, false})};
+  TileGrid& grid = plan.grid;
+  grid.row_tiles = static_cast<int>(ceil_divide(grid.row_groups, kBlockGroups));
+  grid.ranges = ranges;
+  plan.num_clusters = ranges * grid.token_tiles();
+  const double chunks = std::ceil(static_cast<double>(grid.row_tiles) * grid.chunks / ranges);
+  const double part_clocks = 4.0 * kBlockRows * token_tile / kPartBytes;
+  const double parts = std::max(1.0, grid.chunks / chunks);
+  double ends = tile_end_clocks(token_tile) + kPartLatency + parts * part_clocks;
+  if (ranges % grid.row_tiles == 0) {
+    ends += kPartsTogether;
+  } else {  // the end of a tile, whole tiles, the beginning of another one
+    ends += chunks / grid.chunks * tile_end_clocks(token_tile) + kPartLatency + 2 * part_clocks;
+  }
+  plan.clocks = loop_clocks(shape, scaling, grid, plan.num_clusters, chunks) + ends;
+  return plan;
 }
 
 }  // namespace
 
-GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters) {
+std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters) {
   constexpr int64_t kLimit = int64_t{1} << 22;
   check(shape.m >= 1 && shape.m <= kLimit, "tokens ", shape.m, ": expected 1 to ", kLimit);
   check(shape.n >= 1 && shape.n <= kLimit, "out features ", shape.n, ": expected 1 to ", kLimit);
@@ -79,24 +110,39 @@ GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& m
 
   int token_tile = kTokenTiles.front();  // the smallest that holds all tokens, or one of the largest two
   for (const int tile : kTokenTiles) token_tile = token_tile < shape.m && tile <= 128 ? tile : token_tile;
-  Judged best;
-  const auto consider = [&](const Candidate& candidate) {
-    const int cluster = candidate.split * (candidate.pairs ? 2 : 1);
-    const int most = max_clusters.at(static_cast<size_t>(cluster));
-    if (most < 1 || num_chunks(shape.k) < candidate.split) return;
-    const Judged judged = judge(shape, scaling, most, candidate);
-    if (best.plan.num_clusters == 0 || judged.clocks < best.clocks) best = judged;
+  std::vector<GemmPlan> plans;
+  const auto consider = [&](const Kind& kind) {
+    const int most = max_clusters.at(static_cast<size_t>(kind.split * (kind.pairs ? 2 : 1)));
+    if (most < 1 || num_chunks(shape.k) < kind.split) return;
+    plans.push_back(whole_tiles(shape, scaling, most, kind));
   };
   // With few tokens, what pairs save of L2's bandwidth they lose by waiting for each other.
   const bool pairs = shape.m > 128 && max_clusters[2] > 0;
   for (int split = 1; split * (pairs ? 2 : 1) <= kMaxCluster; ++split) consider({token_tile, split, pairs});
   if (shape.m > 128 && scaling == Scaling::kOuter) consider({kTokenTiles.back(), 1, pairs});
-  return best.plan;
+
+  const int64_t row_tiles = ceil_divide(shape.n, kBlockRows);
+  const int64_t token_tiles = ceil_divide(shape.m, token_tile);
+  const int64_t most = token_tiles <= 2 ? std::min(max_clusters[1], kMaxRanges) / token_tiles : 0;
+  for (const int64_t ranges : {most, row_tiles < most ? most / row_tiles * row_tiles : 0}) {
+    if (ranges < 1 || ranges > row_tiles * num_chunks(shape.k)) continue;
+    plans.push_back(in_ranges(shape, scaling, static_cast<int>(ranges), token_tile));
+  }
+  return plans;
+}
+
+GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters) {
+  const std::vector<GemmPlan> plans = possible_plans(shape, scaling, max_clusters);
+  return *std::ranges::min_element(plans, {}, &GemmPlan::clocks);
 }
 
 std::string to_string(const GemmPlan& plan) {
   const TileGrid& grid = plan.grid;
   const int64_t rows = kGroupRows * ceil_divide(grid.row_groups, grid.row_tiles);
+  if (grid.ranges > 0) {
+    return concat("tile ", rows, "x", grid.token_tile, ", ", plan.num_clusters, " ranges of ",
+                  ceil_divide(int64_t{grid.row_tiles} * grid.chunks, grid.ranges), " chunks");
+  }
   return concat("tile ", rows, "x", grid.token_tile, grid.pairs ? ", pairs" : "", ", K in ", grid.split, ", ",
                 grid.num_tiles(), " tiles on ", plan.num_clusters, " clusters (", plan.waves,
                 plan.waves == 1 ? " wave)" : " waves)");

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "gemm/packed_fp8/tiles.h"
 
@@ -32,14 +33,20 @@ using MaxClusters = std::array<int, kMaxCluster + 1>;
 
 struct GemmPlan {
   TileGrid grid{};
-  int num_clusters = 0;  ///< of the launch; each takes every num_clusters-th tile
-  int waves = 0;         ///< tiles that the busiest cluster takes
+  int num_clusters = 0;  ///< of the launch; each takes every num_clusters-th tile, or a range
+  int waves = 0;         ///< tiles that the busiest cluster takes; 0 with ranges
+  double clocks = 0.0;   ///< what the plan is judged by: estimated, of 1.97 GHz
 };
 
-/// Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller to skip).
+/// What plan_gemm() chooses from: of each kind the best one.
+[[nodiscard]] std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling,
+                                                   const MaxClusters& max_clusters);
+
+/// The plan with the fewest clocks. Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller to skip).
 [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters);
 
-/// One line, e.g. "tile 112x128, pairs, K in 1, 198 tiles on 66 clusters (3 waves)".
+/// One line, e.g. "tile 112x128, pairs, K in 1, 198 tiles on 66 clusters (3 waves)" or "tile 128x64, 132 ranges of 54
+/// chunks".
 [[nodiscard]] std::string to_string(const GemmPlan& plan);
 
 }  // namespace quaver::packed_fp8

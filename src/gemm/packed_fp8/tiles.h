@@ -3,6 +3,10 @@
 // A tile is up to 128 weight rows (whole groups of 8, spread evenly over the row tiles) times up to `token_tile`
 // tokens. Clusters take tiles cluster, cluster + num_clusters, …. The CTAs of a cluster take parts of K (`split`), and
 // in pairs neighbouring row tiles of the same tokens (`pairs`): rank = 2 * part + row with pairs, rank = part without.
+//
+// With `ranges` there are no clusters: the chunks of all row tiles, one after another, are cut into that many even ranges
+// for each token tile, one a CTA. A row tile whose chunks lie in several ranges has as many parts (partial_sums.cuh).
+// CTA = range * token tiles + token tile: those that read the same weights do it at the same time.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +27,7 @@ struct TileGrid {
   int row_tiles = 0;     ///< even with pairs
   int split = 1;         ///< parts of K
   bool pairs = false;    ///< two CTAs load the tokens that they share once
+  int ranges = 0;        ///< for each token tile; 0: CTAs take whole tiles
 
   [[nodiscard]] QUAVER_HD constexpr int token_tiles() const {
     return (token_groups * kGroupRows + token_tile - 1) / token_tile;
@@ -36,7 +41,7 @@ struct TileGrid {
   [[nodiscard]] QUAVER_HD constexpr int num_tiles() const { return row_tiles / rows_per_cluster() * token_tiles(); }
 };
 
-/// Groups of 8 rows and of 8 tokens, and chunks of K: half-open ranges.
+/// Groups of 8 rows and of 8 tokens, and chunks of K: half-open.
 struct Tile {
   int row_begin = 0, row_end = 0;
   int token_begin = 0, token_end = 0;
@@ -48,6 +53,18 @@ struct Tile {
 [[nodiscard]] QUAVER_HD constexpr int even_begin(int index, int parts, int count) {
   const int longer = count % parts;
   return index * (count / parts) + (index < longer ? index : longer);
+}
+
+/// A tile with all of K.
+[[nodiscard]] QUAVER_HD constexpr Tile tile_of(const TileGrid& grid, int row_tile, int token_tile) {
+  const int tile_groups = grid.token_tile / kGroupRows;
+  const int token_end = (token_tile + 1) * tile_groups;
+  return {.row_begin = even_begin(row_tile, grid.row_tiles, grid.row_groups),
+          .row_end = even_begin(row_tile + 1, grid.row_tiles, grid.row_groups),
+          .token_begin = token_tile * tile_groups,
+          .token_end = token_end < grid.token_groups ? token_end : grid.token_groups,
+          .chunk_begin = 0,
+          .chunk_end = grid.chunks};
 }
 
 /// The tile with number `index` (0 … num_tiles() - 1) as CTA `rank` of its cluster computes it.
@@ -62,14 +79,68 @@ struct Tile {
   const int token_tile = band * kRasterTokenTiles + in_band % width;
   const int row_tile = row_step * grid.rows_per_cluster() + grid.row_of(rank);
   const int part = grid.part_of(rank);
-  const int tile_groups = grid.token_tile / kGroupRows;
-  const int token_end = (token_tile + 1) * tile_groups;
-  return {.row_begin = even_begin(row_tile, grid.row_tiles, grid.row_groups),
-          .row_end = even_begin(row_tile + 1, grid.row_tiles, grid.row_groups),
-          .token_begin = token_tile * tile_groups,
-          .token_end = token_end < grid.token_groups ? token_end : grid.token_groups,
-          .chunk_begin = even_begin(part, grid.split, grid.chunks),
-          .chunk_end = even_begin(part + 1, grid.split, grid.chunks)};
+  Tile tile = tile_of(grid, row_tile, token_tile);
+  tile.chunk_begin = even_begin(part, grid.split, grid.chunks);
+  tile.chunk_end = even_begin(part + 1, grid.split, grid.chunks);
+  return tile;
 }
+
+/// The range of item `item` when even_begin() cuts `count` items into `parts` ranges.
+[[nodiscard]] QUAVER_HD constexpr int even_part(int item, int parts, int count) {
+  const int size = count / parts;
+  const int longer = count % parts;
+  const int in_longer = longer * (size + 1);
+  return item < in_longer ? item / (size + 1) : longer + (item - in_longer) / size;
+}
+
+/// What a CTA computes without a break: a tile or, with ranges, a part of one.
+struct Work {
+  Tile tile{};
+  int first_cta = 0;  ///< ranges: the CTA that computes the first part of the tile
+  int parts = 1;      ///< ranges: of the tile, in CTAs first_cta, first_cta + token tiles, …
+};
+
+/// Goes through the work of a CTA.
+class WorkList {
+ public:
+  QUAVER_HD constexpr WorkList(const TileGrid& grid, int cluster, int num_clusters, int rank)
+      : grid_(grid), rank_(rank), step_(num_clusters), next_(cluster), end_(grid.num_tiles()) {
+    if (grid.ranges == 0) return;
+    token_tile_ = cluster % grid.token_tiles();
+    const int range = cluster / grid.token_tiles();
+    next_ = even_begin(range, grid.ranges, grid.row_tiles * grid.chunks);
+    end_ = even_begin(range + 1, grid.ranges, grid.row_tiles * grid.chunks);
+  }
+
+  [[nodiscard]] QUAVER_HD constexpr bool more() const { return next_ < end_; }
+
+  /// more(): the next work.
+  QUAVER_HD constexpr Work take() {
+    if (grid_.ranges == 0) {
+      const int index = next_;
+      next_ += step_;
+      return {.tile = tile_at(grid_, index, rank_)};
+    }
+    const int row_tile = next_ / grid_.chunks;
+    const int first = row_tile * grid_.chunks;
+    const int all = grid_.row_tiles * grid_.chunks;
+    const int first_range = even_part(first, grid_.ranges, all);
+    Work work{.tile = tile_of(grid_, row_tile, token_tile_),
+              .first_cta = first_range * grid_.token_tiles() + token_tile_,
+              .parts = even_part(first + grid_.chunks - 1, grid_.ranges, all) - first_range + 1};
+    work.tile.chunk_begin = next_ - first;
+    work.tile.chunk_end = end_ - first < grid_.chunks ? end_ - first : grid_.chunks;
+    next_ = first + work.tile.chunk_end;
+    return work;
+  }
+
+ private:
+  const TileGrid& grid_;
+  int rank_;
+  int step_;
+  int next_;  ///< tile or, with ranges, chunk
+  int end_;
+  int token_tile_ = 0;
+};
 
 }  // namespace quaver::packed_fp8

@@ -9,7 +9,7 @@ namespace quaver::packed_fp8 {
 
 inline constexpr int kMathWarpgroups = 2;  ///< each multiplies 64 rows of a tile
 inline constexpr int kMathWarps = 4 * kMathWarpgroups;
-inline constexpr int kThreads = 128 * (kMathWarpgroups + 1);  ///< a third warpgroup, of which one warp loads
+inline constexpr int kThreads = 128 * (kMathWarpgroups + 1);  ///< a third warpgroup, of which two warps load
 inline constexpr int kMaxSlots = 12;                          ///< of the ring: more do not raise the bandwidth
 inline constexpr int kWarpgroupRows = 64;
 inline constexpr int kStagedTokens = 64;  ///< tokens whose outputs a warpgroup stages at a time
@@ -22,7 +22,7 @@ struct GemmTraits {
   static constexpr int kTokens = kTokens_;  ///< of a tile: N of the WGMMA, whose 64 rows are weights
   static constexpr Scaling kScaling = kScaling_;
 
-  static constexpr bool kMaySplit = kTokens <= 128;  ///< K over a cluster: beyond, no registers are left for it
+  static constexpr bool kMaySplit = kTokens <= 128;  ///< parts of K: beyond, no registers are left for it
 
   static constexpr int kBlocks = kTokens / 8;        ///< accumulator columns in eights: 4 registers a thread each
   static constexpr int kAccumulators = kTokens / 2;  ///< registers a thread
@@ -62,6 +62,7 @@ struct SharedState {
   uint64_t empty[kMaxSlots];
   uint64_t exchange_full[kMathWarpgroups];   ///< the other parts' sums have arrived
   uint64_t exchange_empty[kMathWarpgroups];  ///< the other parts have read theirs
+  int arrivals[kMathWarpgroups][2];          ///< parts of a tile that were there before: at a look, at the own arrival
   float token_scales[kMathWarpgroups][Traits::kTokens];
 };
 

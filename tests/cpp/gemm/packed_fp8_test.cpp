@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -62,19 +65,30 @@ void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
   ASSERT_LE(grid.split, grid.chunks);
   std::vector<int64_t> chunks_done(static_cast<size_t>(grid.row_groups * grid.token_groups));
   int most = 0;
+  std::map<std::pair<int, int>, std::pair<int, int>> parts;  // (first CTA, token tile's first group) to (parts, seen)
   for (int cluster = 0; cluster < plan.num_clusters; ++cluster) {
-    int taken = 0;
-    for (int index = cluster; index < grid.num_tiles(); index += plan.num_clusters, ++taken) {
-      int last_chunk = 0;
-      for (int rank = 0; rank < grid.cluster(); ++rank) {
-        const Tile tile = tile_at(grid, index, rank);
+    for (int rank = 0; rank < grid.cluster(); ++rank) {
+      int taken = 0;
+      int partial = 0;
+      for (WorkList list(grid, cluster, plan.num_clusters, rank); list.more(); ++taken) {
+        const Work work = list.take();
+        const Tile& tile = work.tile;
         ASSERT_LE(tile.row_end - tile.row_begin, kBlockGroups);
         ASSERT_LE((tile.token_end - tile.token_begin) * 8, grid.token_tile);
         ASSERT_LT(tile.token_begin, tile.token_end);
         ASSERT_LT(tile.chunk_begin, tile.chunk_end);
-        if (grid.row_of(rank) == 0) {
-          ASSERT_EQ(tile.chunk_begin, last_chunk);
-          last_chunk = tile.chunk_end;
+        if (work.parts > 1) {
+          // Part i is computed by CTA first_cta + i * token tiles; the first begins the tile, no other does.
+          const int part = (cluster - work.first_cta) / grid.token_tiles();
+          ASSERT_EQ(work.first_cta + part * grid.token_tiles(), cluster);
+          ASSERT_LT(part, work.parts);
+          ASSERT_EQ(part == 0, tile.chunk_begin == 0);
+          ASSERT_EQ(part == work.parts - 1, tile.chunk_end == grid.chunks);
+          auto& [count, seen] = parts[{work.first_cta, tile.row_begin}];
+          ASSERT_TRUE(seen == 0 || count == work.parts);
+          count = work.parts;
+          ++seen;
+          ++partial;
         }
         for (int row = tile.row_begin; row < tile.row_end; ++row) {
           for (int token = tile.token_begin; token < tile.token_end; ++token) {
@@ -82,11 +96,30 @@ void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
           }
         }
       }
+      ASSERT_LE(partial, 2);  // a workspace has room for two parts a CTA
+      most = std::max(most, taken);
     }
-    most = std::max(most, taken);
   }
   EXPECT_EQ(std::ranges::count(chunks_done, grid.chunks), std::ssize(chunks_done));
-  EXPECT_EQ(most, plan.waves);
+  std::set<int> first_ctas;  // each counts the parts of one tile
+  for (const auto& [tile, part] : parts) {
+    EXPECT_EQ(part.first, part.second);
+    EXPECT_TRUE(first_ctas.insert(tile.first).second);
+  }
+  if (grid.ranges == 0) {
+    EXPECT_EQ(most, plan.waves);
+  }
+}
+
+/// The parts of K in a cluster are in the order of the ranks.
+void expect_parts_in_order(const TileGrid& grid) {
+  int last_chunk = 0;
+  for (int part = 0; part < grid.split; ++part) {
+    const Tile tile = tile_at(grid, 0, grid.rank_of(0, part));
+    EXPECT_EQ(tile.chunk_begin, last_chunk);
+    last_chunk = tile.chunk_end;
+  }
+  EXPECT_EQ(last_chunk, grid.chunks);
 }
 
 TEST(GemmPlan, TilesCoverEveryShapeOnce) {
@@ -96,11 +129,17 @@ TEST(GemmPlan, TilesCoverEveryShapeOnce) {
       for (const int64_t n : {1, 8, 61, 128, 129, 1000, 5376}) {
         for (const int64_t k : {1, 128, 129, 500, 21504}) {
           for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
-            const GemmPlan plan = plan_gemm({.m = m, .n = n, .k = k}, scaling, device);
-            SCOPED_TRACE(concat("SMs ", device[1], ", m ", m, ", n ", n, ", k ", k, ": ", to_string(plan)));
-            expect_cover(plan, {.m = m, .n = n, .k = k});
-            if (::testing::Test::HasFatalFailure()) return;
-            EXPECT_LE(plan.num_clusters, device.at(static_cast<size_t>(plan.grid.cluster())));
+            const GemmShape shape{.m = m, .n = n, .k = k};
+            double fewest = 1e30;
+            for (const GemmPlan& plan : possible_plans(shape, scaling, device)) {
+              SCOPED_TRACE(concat("SMs ", device[1], ", m ", m, ", n ", n, ", k ", k, ": ", to_string(plan)));
+              expect_cover(plan, shape);
+              if (::testing::Test::HasFatalFailure()) return;
+              if (plan.grid.ranges == 0) expect_parts_in_order(plan.grid);
+              EXPECT_LE(plan.num_clusters, device.at(static_cast<size_t>(plan.grid.cluster())));
+              fewest = std::min(fewest, plan.clocks);
+            }
+            EXPECT_EQ(plan_gemm(shape, scaling, device).clocks, fewest);
           }
         }
       }
@@ -119,7 +158,14 @@ TEST(GemmPlan, FewRowsSplitK) {
   const GemmPlan down = plan_gemm({.m = 8, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
   EXPECT_EQ(to_string(down), "tile 88x8, K in 2, 66 tiles on 66 clusters (1 wave)");
   const GemmPlan many = plan_gemm({.m = 128, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
-  EXPECT_EQ(to_string(many), "tile 88x128, K in 2, 66 tiles on 66 clusters (1 wave)");
+  EXPECT_EQ(to_string(many), "tile 128x128, 126 ranges of 56 chunks");  // three parts of each of 42 tiles
+}
+
+TEST(GemmPlan, RangesEvenOutWhatWavesDoNotFill) {
+  const GemmPlan one = plan_gemm({.m = 128, .n = 18432, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(one), "tile 128x128, 132 ranges of 46 chunks");
+  const GemmPlan two = plan_gemm({.m = 256, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(two), "tile 128x128, 132 ranges of 107 chunks");  // 66 for each token tile
 }
 
 TEST(GemmPlan, PairsShareManyTokens) {

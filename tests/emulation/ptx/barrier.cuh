@@ -7,6 +7,10 @@
 
 namespace quaver::ptx {
 
+inline bool elect_one() {
+  simt::exchange(0xFFFFFFFFU, "elect.sync", 0);
+  return simt::running().lane() == 0;
+}
 inline uint32_t shared_address(const void* pointer) {
   return simt::shared_address(pointer);
 }
