@@ -141,7 +141,8 @@ class Bench {
                                       .scales = weight_scales_.data()};
     };
     const auto planned_us = [&](const GemmPlan& p) {
-      return timer_.median_us(count, [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, workspace_, s); });
+      return timer_.median_us(count,
+                              [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, workspace_, s); });
     };
     gemm_.run(plan, weight(0), tokens, out, workspace_, stream_.get());
     const double error = relative_l2(shape);

@@ -54,12 +54,9 @@ TEST(Gemm, ExactInRanges) {
   for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
     for (const int ranges : {1, 2, 3, 5, 12}) {
       GemmCase test({.shape = {.m = 21, .n = 200, .k = 700}, .scaling = scaling});
-      GemmPlan plan{.grid = {.row_groups = 25,
-                             .token_groups = 3,
-                             .chunks = 6,
-                             .token_tile = 16,
-                             .row_tiles = 2,
-                             .ranges = ranges}};
+      GemmPlan plan{
+          .grid = {
+              .row_groups = 25, .token_groups = 3, .chunks = 6, .token_tile = 16, .row_tiles = 2, .ranges = ranges}};
       plan.num_clusters = ranges * plan.grid.token_tiles();
       expect_exact(test, plan, DType::kF32);
     }

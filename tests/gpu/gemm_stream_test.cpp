@@ -74,7 +74,8 @@ TEST(PackedGemmStream, GraphOfProductsInARow) {
   }
   const CudaGraphExec graph = capture_graph(stream.get(), [&](cudaStream_t s) {
     for (int round = 0; round < 3; ++round) {
-      for (size_t i = 0; i < all.size(); ++i) device_gemm().run(all[i].weight(), all[i].tokens(), outputs[i]->view, device_workspace(), s);
+      for (size_t i = 0; i < all.size(); ++i)
+        device_gemm().run(all[i].weight(), all[i].tokens(), outputs[i]->view, device_workspace(), s);
     }
   });
   for (int replay = 0; replay < 10; ++replay) {

@@ -87,6 +87,28 @@ TEST(PackedGemm, EveryClusterAndSeveralTilesACta) {
   EXPECT_TRUE(reached.contains({1, true, 192}));
 }
 
+TEST(PackedGemm, EveryRange) {
+  std::set<std::pair<bool, int>> reached;  // (all parts end together, token tile) with parts
+  for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
+    for (const int64_t m : {5, 13, 29, 64, 120, 250}) {
+      GemmCase test({.shape = {.m = m, .n = 1003, .k = 1500}, .scaling = scaling, .seed = static_cast<uint64_t>(m)});
+      for (const int ranges : {1, 5, 13, 16, 40}) {
+        GemmPlan plan = device_gemm().plan(test.spec().shape, scaling);
+        packed_fp8::TileGrid& grid = plan.grid;
+        grid.token_tile = std::min(grid.token_tile, 128);
+        grid.split = 1;
+        grid.pairs = false;
+        grid.row_tiles = 8;
+        grid.ranges = ranges;
+        plan.num_clusters = ranges * grid.token_tiles();
+        if (ranges > 8) reached.emplace(ranges % 8 == 0, grid.token_tile);
+        expect_exact(test, plan);
+      }
+    }
+  }
+  EXPECT_EQ(reached.size(), 10U);  // both kinds with each of five token tiles
+}
+
 TEST(PackedGemm, OneScaleForAllTokens) {
   for (const int64_t m : {3, 130}) {
     GemmCase test({.shape = {.m = m, .n = 100, .k = 256}, .one_token_scale = true});

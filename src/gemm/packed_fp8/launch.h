@@ -50,8 +50,8 @@ class PackedGemm {
   /// How run() computes a shape on this device.
   [[nodiscard]] GemmPlan plan(const GemmShape& shape, Scaling scaling) const;
 
-  /// Writes `out` [M, N], BF16 or FP32 with dense rows. `workspace` is used by this stream alone. No synchronisation, no allocation; graph-safe; the same bits
-  /// every time. Throws Error(kInvalidArgument).
+  /// Writes `out` [M, N], BF16 or FP32 with dense rows. `workspace` is used by this stream alone. No synchronisation,
+  /// no allocation; graph-safe; the same bits every time. Throws Error(kInvalidArgument).
   void run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out, const Workspace& workspace,
            cudaStream_t stream) const;
 

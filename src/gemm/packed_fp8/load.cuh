@@ -21,7 +21,7 @@ namespace quaver::packed_fp8 {
 
 /// A run of 8-row groups of a chunk: what lies in one block of 128 rows, and what in the next (often nothing).
 struct GroupRun {
-  const uint8_t* first = nullptr;   ///< of the next chunk; chunks are kBlockBytes apart
+  const uint8_t* first = nullptr;  ///< of the next chunk; chunks are kBlockBytes apart
   const uint8_t* second = nullptr;
   int first_bytes = 0;
   int second_bytes = 0;

@@ -16,7 +16,7 @@ namespace quaver::packed_fp8 {
 /// Where a math thread stands.
 struct MathThread {
   int warpgroup = __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 128, 0);  // uniform: so are descriptors
-  int warp = static_cast<int>(threadIdx.x) / 32 % 4;  ///< of the warpgroup
+  int warp = static_cast<int>(threadIdx.x) / 32 % 4;                                 ///< of the warpgroup
   int lane = static_cast<int>(threadIdx.x) % 32;
 
   [[nodiscard]] __device__ int index() const { return warp * 32 + lane; }  ///< in the warpgroup

@@ -1,14 +1,14 @@
-// The parts of a tile that several CTAs compute (tiles.h, ranges): each writes its sums to the workspace and leaves, the
-// one that arrives last adds them up in the order of the parts and stores the tile. Nobody waits, so no CTA depends on
-// another one to run; whoever is last adds the same numbers in the same order.
+// The parts of a tile that several CTAs compute (tiles.h, ranges): each writes its sums to the workspace and leaves,
+// the one that arrives last adds them up in the order of the parts and stores the tile. Nobody waits, so no CTA depends
+// on another one to run; whoever is last adds the same numbers in the same order.
 #pragma once
 
 #include "gemm/packed_fp8/mainloop.cuh"
 
 namespace quaver::packed_fp8 {
 
-/// Sums of a CTA's part as math threads hold them: [blocks of 8 tokens][math threads], coalesced. A CTA has at most two:
-/// the end of the tile that its range begins in, and the beginning of the one that it ends in.
+/// Sums of a CTA's part as math threads hold them: [blocks of 8 tokens][math threads], coalesced. A CTA has at most
+/// two: the end of the tile that its range begins in, and the beginning of the one that it ends in.
 template <class Traits>
 [[nodiscard]] __device__ __forceinline__ float4* part_sums(const Parameters& p, const MathThread& thread, int cta,
                                                            bool begins_tile) {

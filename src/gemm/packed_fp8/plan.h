@@ -42,7 +42,8 @@ struct GemmPlan {
 [[nodiscard]] std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling,
                                                    const MaxClusters& max_clusters);
 
-/// The plan with the fewest clocks. Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller to skip).
+/// The plan with the fewest clocks. Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller
+/// to skip).
 [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters);
 
 /// One line, e.g. "tile 112x128, pairs, K in 1, 198 tiles on 66 clusters (3 waves)" or "tile 128x64, 132 ranges of 54

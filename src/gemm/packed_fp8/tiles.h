@@ -4,9 +4,9 @@
 // tokens. Clusters take tiles cluster, cluster + num_clusters, …. The CTAs of a cluster take parts of K (`split`), and
 // in pairs neighbouring row tiles of the same tokens (`pairs`): rank = 2 * part + row with pairs, rank = part without.
 //
-// With `ranges` there are no clusters: the chunks of all row tiles, one after another, are cut into that many even ranges
-// for each token tile, one a CTA. A row tile whose chunks lie in several ranges has as many parts (partial_sums.cuh).
-// CTA = range * token tiles + token tile: those that read the same weights do it at the same time.
+// With `ranges` there are no clusters: the chunks of all row tiles, one after another, are cut into that many even
+// ranges for each token tile, one a CTA. A row tile whose chunks lie in several ranges has as many parts
+// (partial_sums.cuh). CTA = range * token tiles + token tile: those that read the same weights do it at the same time.
 #pragma once
 
 #include <cstdint>
