@@ -37,18 +37,27 @@ TEST_P(OpsRows, NormQuantize) {
   for (const int64_t tokens : {0, 1, 131}) check_norm_quantize(shape(tokens, 136));
   check_norm_quantize(shape(3, 5376));
   check_norm_quantize(shape(2, 8192));
+  for (const int64_t columns : {8, 200, 2560}) check_norm_quantize(shape(133, columns));
 }
 
 TEST_P(OpsRows, AddNormQuantize) {
   for (const int64_t columns : {8, 200, 640, 1152, 3840}) check_add_norm_quantize(shape(5, columns), 1.0F);
   for (const int64_t tokens : {0, 1, 131}) check_add_norm_quantize(shape(tokens, 136), 0.37F);
   check_add_norm_quantize(shape(2, 5376), 0.8F);
+  for (const int64_t columns : {8, 200, 2560}) check_add_norm_quantize(shape(133, columns), 0.8F);
 }
 
 TEST_P(OpsRows, GegluQuantize) {
   for (const int64_t columns : {8, 200, 2048, 6912, 10240}) check_geglu_quantize(shape(5, columns));
   for (const int64_t tokens : {0, 1, 131}) check_geglu_quantize(shape(tokens, 136));
   check_geglu_quantize(shape(2, 21504));
+  for (const int64_t columns : {8, 200, 8448}) check_geglu_quantize(shape(133, columns));
+}
+
+// A CTA has one token in the one case and two in the other, and goes on to others in the last.
+TEST_P(OpsRows, TokenAloneHasTheSameBits) {
+  for (const int64_t columns : {136, 2176}) check_rows_alone(shape(141, columns));
+  check_rows_alone(shape(4301, 40));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, OpsRows, ::testing::ValuesIn(kInputKinds));
@@ -56,7 +65,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, OpsRows, ::testing::ValuesIn(kInputKinds));
 TEST(Ops, QuantizeGivesTheCpusCodes) {
   for (const InputKind kind : kE4M3Kinds) {
     for (const int64_t columns : {8, 200, 1024, 4096, 16384}) check_quantize({kind, 11, columns});
-    for (const int64_t tokens : {0, 1, 131}) check_quantize({kind, tokens, 136});
+    for (const int64_t tokens : {0, 1, 131, 133, 4301}) check_quantize({kind, tokens, 136});
+    check_quantize({kind, 133, 8448});
   }
 }
 
@@ -85,6 +95,7 @@ TEST(Ops, AnyOrderOfThreads) {
     check_norm_quantize({InputKind::kPerBlock, 3, 640});
     check_geglu_quantize({InputKind::kPerToken, 2, 8448});
     check_quantize({InputKind::kPerToken, 2, 4096});
+    check_rows_alone({InputKind::kPerToken, 135, 2176});
   }
 }
 

@@ -28,5 +28,7 @@ void check_geglu_quantize(const InputShape& shape);
 void check_last_rows(int64_t sequences, int64_t columns);
 void check_quantize(const InputShape& shape);
 void check_final_norm(int64_t rows, int64_t columns);
+/// Some of `shape.tokens` tokens have the same bits when they are the only one: norms, gate and quantisation.
+void check_rows_alone(const InputShape& shape);
 
 }  // namespace quaver::testing

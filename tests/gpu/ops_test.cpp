@@ -34,30 +34,42 @@ class OpsRows : public ::testing::TestWithParam<InputKind> {
 };
 
 TEST_P(OpsRows, NormQuantize) {
-  for (const int64_t columns : {8, 200, 640, 1152, 2560, 3840, 5376, 8192}) check_norm_quantize(shape(37, columns));
+  for (const int64_t columns : {8, 200, 640, 1152, 2560, 3840, 5376, 8192}) {
+    for (const int64_t tokens : {37, 135}) check_norm_quantize(shape(tokens, columns));
+  }
   for (const int64_t tokens : {0, 1, 131}) check_norm_quantize(shape(tokens, 5376));
   check_norm_quantize(shape(kMostTokens, 136));
 }
 
 TEST_P(OpsRows, AddNormQuantize) {
   for (const int64_t columns : {8, 200, 640, 1152, 2560, 3840, 5376, 8192}) {
-    check_add_norm_quantize(shape(37, columns), 1.0F);
+    for (const int64_t tokens : {37, 135}) check_add_norm_quantize(shape(tokens, columns), 1.0F);
   }
   for (const int64_t tokens : {0, 1, 131}) check_add_norm_quantize(shape(tokens, 5376), 0.37F);
   check_add_norm_quantize(shape(kMostTokens, 136), 0.37F);
 }
 
 TEST_P(OpsRows, GegluQuantize) {
-  for (const int64_t columns : {8, 200, 2048, 6912, 10240, 15360, 21504}) check_geglu_quantize(shape(17, columns));
+  for (const int64_t columns : {8, 200, 2048, 6912, 10240, 15360, 21504}) {
+    for (const int64_t tokens : {17, 135}) check_geglu_quantize(shape(tokens, columns));
+  }
   for (const int64_t tokens : {0, 1, 131}) check_geglu_quantize(shape(tokens, 21504));
   check_geglu_quantize(shape(kMostTokens, 136));
+}
+
+// A CTA has one token in the one case and two in the other, and goes on to others where there are many.
+TEST_P(OpsRows, TokenAloneHasTheSameBits) {
+  for (const int64_t columns : {200, 640, 2560, 5376, 8192}) check_rows_alone(shape(141, columns));
+  check_rows_alone(shape(1033, 5376));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, OpsRows, ::testing::ValuesIn(kInputKinds));
 
 TEST(Ops, QuantizeGivesTheCpusCodes) {
   for (const InputKind kind : kE4M3Kinds) {
-    for (const int64_t columns : {8, 200, 1024, 2048, 4096, 8192, 16384, 21504}) check_quantize({kind, 37, columns});
+    for (const int64_t columns : {8, 200, 1024, 2048, 4096, 8192, 16384, 21504}) {
+      for (const int64_t tokens : {37, 135}) check_quantize({kind, tokens, columns});
+    }
     for (const int64_t tokens : {0, 1, 131}) check_quantize({kind, tokens, 8192});
     check_quantize({kind, kMostTokens, 136});
   }

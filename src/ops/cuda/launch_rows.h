@@ -1,6 +1,7 @@
 // Host side of the kernels with a CTA a token: checks of their arguments and the launch.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -45,14 +46,43 @@ struct RowKernels {
   void (*one)(Parameters);
   void (*three)(Parameters);
   void (*seven)(Parameters) = nullptr;  ///< not for rows of hidden_size
+
+  [[nodiscard]] auto* of(const RowShape& shape) const {
+    return shape.vectors == 1 ? one : shape.vectors == 3 ? three : seven;
+  }
 };
 
+/// A CTA a row.
 template <class Parameters>
-void launch_rows(const RowKernels<Parameters>& kernels, int64_t num_rows, const Parameters& parameters,
+void launch_each(const RowKernels<Parameters>& kernels, int64_t num_rows, const Parameters& parameters,
                  cudaStream_t stream) {
   const RowShape shape = row_shape(parameters.columns);
-  const auto kernel = shape.vectors == 1 ? kernels.one : shape.vectors == 3 ? kernels.three : kernels.seven;
-  launch_programmatic(kernel, dim3(static_cast<unsigned>(num_rows)), shape.threads, 0, stream, parameters);
+  launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(num_rows)), shape.threads, 0, stream, parameters);
+}
+
+inline constexpr int kSms = 132;
+
+/// Two tokens for two CTAs as long as each has an SM of its own; else for one, in as many CTAs as fit, which go on to
+/// others. `streams`: rows of a token that the kernel reads.
+template <class Parameters>
+void launch_pairs(const RowKernels<Parameters>& few, const RowKernels<Parameters>& many, int streams,
+                  const Parameters& parameters, cudaStream_t stream) {
+  const RowShape shape = row_shape(parameters.columns);
+  const int64_t pairs = (parameters.num_tokens + 1) / 2;
+  if (2 * pairs <= kSms) {
+    launch_programmatic(few.of(shape), dim3(static_cast<unsigned>(2 * pairs)), shape.threads, 0, stream, parameters,
+                        TwoHalves::kCtas);
+    return;
+  }
+  auto* const kernel = many.of(shape);
+  const int shared = streams * shape.vectors * TwoTokens::kTokens * shape.threads * 16;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+  int resident = 0;
+  check_cuda(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, shape.threads, static_cast<size_t>(shared)),
+      "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const int64_t ctas = std::min(pairs, int64_t{resident} * kSms);
+  launch_programmatic(kernel, dim3(static_cast<unsigned>(ctas)), shape.threads, shared, stream, parameters);
 }
 
 }  // namespace quaver::device_ops

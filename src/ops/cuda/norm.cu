@@ -4,8 +4,10 @@
 namespace quaver::device_ops {
 namespace {
 
-constexpr RowKernels<NormParameters> kNorm{quaver_norm<1>, quaver_norm<3>};
-constexpr RowKernels<AddNormParameters> kAddNorm{quaver_add_norm<1>, quaver_add_norm<3>};
+template <class Share>
+constexpr RowKernels<NormParameters> kNorm{quaver_norm<1, Share>, quaver_norm<3, Share>};
+template <class Share>
+constexpr RowKernels<AddNormParameters> kAddNorm{quaver_add_norm<1, Share>, quaver_add_norm<3, Share>};
 
 void check_eps(float eps) {
   check(eps > 0, "eps ", eps, ": expected > 0");
@@ -20,13 +22,13 @@ void norm_quantize(const NormQuantizeArgs& args, cudaStream_t stream) {
   check_pointer("hidden", args.hidden);
   check_pointer("norm", args.norm);
   check_output(args.out, args.num_tokens);
-  launch_rows(kNorm, args.num_tokens,
-              {.rows = args.hidden,
-               .norm = args.norm,
-               .eps = args.eps,
-               .columns = static_cast<int>(args.hidden_size),
-               .out = args.out},
-              stream);
+  launch_each<NormParameters>(args.num_tokens <= kSms ? kNorm<OneToken> : kNorm<EachToken>, args.num_tokens,
+                              {.rows = args.hidden,
+                               .norm = args.norm,
+                               .eps = args.eps,
+                               .columns = static_cast<int>(args.hidden_size),
+                               .out = args.out},
+                              stream);
 }
 
 void add_norm_quantize(const AddNormQuantizeArgs& args, cudaStream_t stream) {
@@ -40,16 +42,16 @@ void add_norm_quantize(const AddNormQuantizeArgs& args, cudaStream_t stream) {
     check_pointer("next norm", args.next_norm);
     check_output(args.out, args.num_tokens);
   }
-  launch_rows(kAddNorm, args.num_tokens,
-              {.projected = args.projected,
-               .post_norm = args.post_norm,
-               .hidden = args.hidden,
-               .layer_scalar = args.layer_scalar,
-               .next_norm = args.next_norm,
-               .eps = args.eps,
-               .columns = static_cast<int>(args.hidden_size),
-               .out = args.out},
-              stream);
+  launch_each<AddNormParameters>(args.num_tokens <= kSms ? kAddNorm<OneToken> : kAddNorm<EachToken>, args.num_tokens,
+                                 {.projected = args.projected,
+                                  .post_norm = args.post_norm,
+                                  .hidden = args.hidden,
+                                  .layer_scalar = args.layer_scalar,
+                                  .next_norm = args.next_norm,
+                                  .eps = args.eps,
+                                  .columns = static_cast<int>(args.hidden_size),
+                                  .out = args.out},
+                                 stream);
 }
 
 void final_norm(const FinalNormArgs& args, cudaStream_t stream) {
@@ -60,14 +62,14 @@ void final_norm(const FinalNormArgs& args, cudaStream_t stream) {
   check_pointer("rows", args.rows, 4);
   check_pointer("norm", args.norm);
   check_pointer("out", args.out);
-  launch_rows(kNorm, args.num_rows,
-              {.rows = args.hidden,
-               .gather = args.rows,
-               .norm = args.norm,
-               .eps = args.eps,
-               .columns = static_cast<int>(args.hidden_size),
-               .out = {.rows = args.out}},
-              stream);
+  launch_each<NormParameters>(args.num_rows <= kSms ? kNorm<OneToken> : kNorm<EachToken>, args.num_rows,
+                              {.rows = args.hidden,
+                               .gather = args.rows,
+                               .norm = args.norm,
+                               .eps = args.eps,
+                               .columns = static_cast<int>(args.hidden_size),
+                               .out = {.rows = args.out}},
+                              stream);
 }
 
 }  // namespace quaver::device_ops

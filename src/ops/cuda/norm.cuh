@@ -1,4 +1,4 @@
-// RMS norms, with the residual sum in front and the quantisation behind: a CTA a token.
+// RMS norms, with the residual sum in front and the quantisation behind.
 #pragma once
 
 #include "ops/cuda/row_output.cuh"
@@ -27,52 +27,61 @@ struct AddNormParameters {
 };
 
 /// 1 / rms of the row.
-template <class AnyRow>
+template <class Share, class AnyRow>
 [[nodiscard]] __device__ __forceinline__ float inverse_rms(const AnyRow& row, int columns, float eps,
-                                                           Scratch& scratch) {
-  const float squares = reduce_cta(sum_of_squares(row), scratch, Add{});
+                                                           Scratch<Share>& scratch) {
+  const float squares = reduce_row(sum_of_squares(row), scratch, Add{});
   return rsqrtf(squares / static_cast<float>(columns) + eps);
 }
 
-/// row * factor * weights. Weights come from L1 vector by vector: a row of them in registers would cost an SM a CTA.
-template <int kVectors>
-[[nodiscard]] __device__ __forceinline__ Row<kVectors> scaled(const RawRow<kVectors>& row, float factor,
-                                                              const float* weights, int columns) {
-  Row<kVectors> result{};
+/// row * factor * weights. Rounded before anything is added to it (no FMA), in every kernel alike.
+template <class Share, int kCount, class Weights>
+[[nodiscard]] __device__ __forceinline__ Row<kCount> scaled(const RawRow<kCount>& row, float factor,
+                                                            const Weights& weights, int columns) {
+  Row<kCount> result{};
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = first_column(v);
-    if (column >= columns) continue;
+  for (int v = 0; v < kCount; ++v) {
+    if (first_column<Share>(v) >= columns) continue;
     const Vector vector = row.get(v);
-    const Vector weight = load_constants(weights + column);
+    const Vector weight = weights.get(v);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) result.vectors[v].values[i] = vector.values[i] * factor * weight.values[i];
+    for (int i = 0; i < kVector; ++i)
+      result.vectors[v].values[i] = __fmul_rn(vector.values[i] * factor, weight.values[i]);
   }
   return result;
 }
 
-template <int kVectors>
-__global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
+/// Threads and CTAs of them that an SM is to have registers for. Many tokens: 4 CTAs with rows of 5,376 columns, so
+/// that the loads of one hide behind the sums of others.
+template <int kVectors, class Share>
+inline constexpr int kNormThreads = std::is_same_v<Share, EachToken> && kVectors == 3 ? 448 : max_threads(kVectors);
+template <int kVectors, class Share>
+inline constexpr int kNormCtas = std::is_same_v<Share, OneToken> ? 1 : (kVectors == 1 ? 6 : 2);
+
+template <int kVectors, class Share>
+__global__ void __launch_bounds__(kNormThreads<kVectors, Share>, kNormCtas<kVectors, Share>)
     quaver_norm(const __grid_constant__ NormParameters p) {
-  __shared__ Scratch scratch[2];
+  __shared__ Scratches<2, Share> scratches;
   ptx::launch_dependents();
-  prefetch_weight_row<kVectors>(p.norm, p.columns);
+  scratches.prepare();
+  const NormWeights<kVectors, Share> weights(p.norm, p.columns);
   ptx::grid_dependency_wait();
-  const int64_t token = blockIdx.x;
-  const int64_t source = p.gather == nullptr ? token : __ldcg(p.gather + token);
+  const auto token = static_cast<int>(blockIdx.x);
+  const int source = p.gather == nullptr ? token : __ldcg(p.gather + token);
   if (source < 0) return;
-  const auto row = load_row<kVectors>(p.rows + source * p.columns, p.columns);
+  const auto row = load_row<kVectors, Share>(p.rows + int64_t{source} * p.columns, p.columns);
+  auto& scratch = scratches.all[0];
   const float inverse = inverse_rms(row, p.columns, p.eps, scratch[0]);
-  store_row(p.out, scaled(row, inverse, p.norm, p.columns), token, p.columns, scratch[1]);
+  store_row(OutputRow{p.out, token, p.columns}, scaled<Share>(row, inverse, weights, p.columns), scratch[1]);
 }
 
 /// (hidden + norm) * layer_scalar, rounded to BF16 as it is stored.
-template <int kVectors>
-[[nodiscard]] __device__ __forceinline__ RawRow<kVectors> residual_sum(const RawRow<kVectors>& hidden,
-                                                                       const Row<kVectors>& norm, float layer_scalar) {
-  RawRow<kVectors> sum;
+template <int kCount>
+[[nodiscard]] __device__ __forceinline__ RawRow<kCount> residual_sum(const RawRow<kCount>& hidden,
+                                                                     const Row<kCount>& norm, float layer_scalar) {
+  RawRow<kCount> sum;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < kCount; ++v) {
     Vector vector = hidden.get(v);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -83,27 +92,30 @@ template <int kVectors>
   return sum;
 }
 
-template <int kVectors>
-__global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
+template <int kVectors, class Share>
+__global__ void __launch_bounds__(kNormThreads<kVectors, Share>, kNormCtas<kVectors, Share>)
     quaver_add_norm(const __grid_constant__ AddNormParameters p) {
-  __shared__ Scratch scratch[3];
+  __shared__ Scratches<3, Share> scratches;
   ptx::launch_dependents();
-  prefetch_weight_row<kVectors>(p.post_norm, p.columns);
-  if (p.next_norm != nullptr) prefetch_weight_row<kVectors>(p.next_norm, p.columns);
+  scratches.prepare();
+  const NormWeights<kVectors, Share> post_norm(p.post_norm, p.columns);
+  const NormWeights<kVectors, Share> next_norm(p.next_norm, p.next_norm == nullptr ? 0 : p.columns);
   ptx::grid_dependency_wait();
-  const int64_t token = blockIdx.x;
-  Bf16* const hidden = p.hidden + token * p.columns;
-  const auto projected = load_row<kVectors>(p.projected + token * p.columns, p.columns);
-  const auto old = load_row<kVectors>(hidden, p.columns);
+  const auto token = static_cast<int>(blockIdx.x);
+  Bf16* const hidden = p.hidden + int64_t{token} * p.columns;
+  const auto projected = load_row<kVectors, Share>(p.projected + int64_t{token} * p.columns, p.columns);
+  const auto old = load_row<kVectors, Share>(hidden, p.columns);
+  auto& scratch = scratches.all[0];
   const float inverse = inverse_rms(projected, p.columns, p.eps, scratch[0]);
-  const auto sum = residual_sum(old, scaled(projected, inverse, p.post_norm, p.columns), p.layer_scalar);
+  const auto sum = residual_sum(old, scaled<Share>(projected, inverse, post_norm, p.columns), p.layer_scalar);
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if (first_column(v) < p.columns) store_vector(hidden + first_column(v), sum.vectors[v]);
+  for (int v = 0; v < sum.kCount; ++v) {
+    const int column = first_column<Share>(v);
+    if (column < p.columns) store_vector(hidden + column, sum.vectors[v]);
   }
   if (p.next_norm == nullptr) return;
   const float next_inverse = inverse_rms(sum, p.columns, p.eps, scratch[1]);
-  store_row(p.out, scaled(sum, next_inverse, p.next_norm, p.columns), token, p.columns, scratch[2]);
+  store_row(OutputRow{p.out, token, p.columns}, scaled<Share>(sum, next_inverse, next_norm, p.columns), scratch[2]);
 }
 
 }  // namespace quaver::device_ops

@@ -6,8 +6,11 @@ namespace {
 
 constexpr RowKernels<EmbedParameters> kEmbed{quaver_embed<1>, quaver_embed<3>};
 constexpr RowKernels<LastRowsParameters> kLastRows{quaver_last_rows<1>, quaver_last_rows<3>, quaver_last_rows<7>};
-constexpr RowKernels<QuantizeParameters> kQuantize{quaver_quantize<1>, quaver_quantize<3>, quaver_quantize<7>};
-constexpr RowKernels<GegluParameters> kGeglu{quaver_geglu<1>, quaver_geglu<3>, quaver_geglu<7>};
+template <class Share>
+constexpr RowKernels<QuantizeParameters> kQuantize{quaver_quantize<1, Share>, quaver_quantize<3, Share>,
+                                                   quaver_quantize<7, Share>};
+template <class Share>
+constexpr RowKernels<GegluParameters> kGeglu{quaver_geglu<1, Share>, quaver_geglu<3, Share>, quaver_geglu<7, Share>};
 
 }  // namespace
 
@@ -18,7 +21,7 @@ void embed_tokens(const EmbedArgs& args, cudaStream_t stream) {
   check_pointer("embedding", args.table);
   check_pointer("token ids", args.token_ids, 4);
   check_pointer("hidden", args.hidden);
-  launch_rows(kEmbed, args.num_tokens,
+  launch_each(kEmbed, args.num_tokens,
               {.table = args.table,
                .vocab_size = args.vocab_size,
                .token_ids = args.token_ids,
@@ -36,7 +39,7 @@ void last_rows(const LastRowsArgs& args, cudaStream_t stream) {
   check_pointer("rows", args.rows);
   check_pointer("query_start", args.query_start, 4);
   check_pointer("out", args.out);
-  launch_rows(kLastRows, args.num_sequences,
+  launch_each(kLastRows, args.num_sequences,
               {.rows = args.rows,
                .stride = args.stride,
                .query_start = args.query_start,
@@ -51,8 +54,10 @@ void quantize(const QuantizeArgs& args, cudaStream_t stream) {
   if (args.num_tokens == 0) return;
   check_pointer("rows", args.rows);
   check_output(args.out, args.num_tokens);
-  launch_rows(kQuantize, args.num_tokens, {.rows = args.rows, .columns = static_cast<int>(args.width), .out = args.out},
-              stream);
+  launch_pairs<QuantizeParameters>(
+      kQuantize<TwoHalves>, kQuantize<TwoTokens>, 1,
+      {.rows = args.rows, .num_tokens = args.num_tokens, .columns = static_cast<int>(args.width), .out = args.out},
+      stream);
 }
 
 void geglu_quantize(const GegluQuantizeArgs& args, cudaStream_t stream) {
@@ -60,8 +65,12 @@ void geglu_quantize(const GegluQuantizeArgs& args, cudaStream_t stream) {
   if (args.num_tokens == 0) return;
   check_pointer("gate and up", args.gate_up);
   check_output(args.out, args.num_tokens);
-  launch_rows(kGeglu, args.num_tokens,
-              {.gate_up = args.gate_up, .columns = static_cast<int>(args.intermediate_size), .out = args.out}, stream);
+  launch_pairs<GegluParameters>(kGeglu<TwoHalves>, kGeglu<TwoTokens>, 2,
+                                {.gate_up = args.gate_up,
+                                 .num_tokens = args.num_tokens,
+                                 .columns = static_cast<int>(args.intermediate_size),
+                                 .out = args.out},
+                                stream);
 }
 
 }  // namespace quaver::device_ops

@@ -1,4 +1,4 @@
-// What needs no sum over a row but perhaps its scale: embedding, quantisation, the gate. A CTA a token.
+// What needs no sum over a row but perhaps its scale: embedding, quantisation, the gate.
 #pragma once
 
 #include "ops/cuda/row_output.cuh"
@@ -25,25 +25,27 @@ struct LastRowsParameters {
 
 struct QuantizeParameters {
   const Bf16* rows = nullptr;
+  int64_t num_tokens = 0;
   int columns = 0;
   GemmInput out{};
 };
 
 struct GegluParameters {
   const Bf16* gate_up = nullptr;  ///< rows of 2 * columns
+  int64_t num_tokens = 0;
   int columns = 0;
   GemmInput out{};
 };
 
+/// A CTA a token.
 template <int kVectors>
-__global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
-    quaver_embed(const __grid_constant__ EmbedParameters p) {
+__global__ void __launch_bounds__(max_threads(kVectors)) quaver_embed(const __grid_constant__ EmbedParameters p) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
   const int64_t token = blockIdx.x;
   const int64_t id = __ldcg(p.token_ids + token);
   const bool known = id >= 0 && id < p.vocab_size;
-  const auto raw = load_row<kVectors>(p.table + (known ? id : 0) * p.columns, known ? p.columns : 0);
+  const auto raw = load_row<kVectors, OneToken>(p.table + (known ? id : 0) * p.columns, known ? p.columns : 0);
   Row<kVectors> row;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -51,33 +53,45 @@ __global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
 #pragma unroll
     for (float& value : row.vectors[v].values) value *= p.scale;
   }
-  store_bf16_row(p.hidden + token * p.columns, row, p.columns);
+  store_bf16_row<OneToken>(p.hidden + token * p.columns, row, p.columns);
 }
 
 template <int kVectors>
-__global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
+__global__ void __launch_bounds__(max_threads(kVectors))
     quaver_last_rows(const __grid_constant__ LastRowsParameters p) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
   const int64_t sequence = blockIdx.x;
   const int64_t last = int64_t{__ldcg(p.query_start + sequence + 1)} - 1;
-  const auto raw = load_row<kVectors>(p.rows + last * p.stride, p.columns);
+  const auto raw = load_row<kVectors, OneToken>(p.rows + last * p.stride, p.columns);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int column = first_column(v);
+    const int column = first_column<OneToken>(v);
     if (column < p.columns) store_vector(p.out + sequence * p.columns + column, raw.vectors[v]);
   }
 }
 
-template <int kVectors>
-__global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
+template <int kVectors, class Share>
+__global__ void __launch_bounds__(max_threads(kVectors), Share::kCtas == 1 ? min_ctas(kVectors) : 1)
     quaver_quantize(const __grid_constant__ QuantizeParameters p) {
-  __shared__ Scratch scratch;
+  __shared__ Scratches<1, Share> scratches;
   ptx::launch_dependents();
+  scratches.prepare();
   ptx::grid_dependency_wait();
-  const int64_t token = blockIdx.x;
-  const auto row = load_row<kVectors>(p.rows + token * p.columns, p.columns);
-  store_row(p.out, row, token, p.columns, scratch);
+  TokenLoop<Share> tokens(p.num_tokens);
+  RowStream<kVectors, Share> rows(0);
+  const auto fetch = [&] {
+    const int columns = tokens.token() < 0 ? 0 : p.columns;
+#pragma unroll
+    for (int v = 0; v < rows.kCount; ++v) rows.fetch(v, p.rows + int64_t{tokens.token()} * columns, columns);
+  };
+  fetch();
+  do {
+    rows.wait();
+    store_row(OutputRow{p.out, tokens.token(), p.columns}, rows, scratches.all[tokens.parity()][0]);
+    tokens.advance();
+    if (tokens.more()) fetch();
+  } while (tokens.more());
 }
 
 /// x/2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3); the CPU's ops/geglu.h in the same form.
@@ -88,25 +102,40 @@ __global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
   return x * ptx::reciprocal_approx(1.0F + ptx::exp2_approx(fminf(exponent, 126.0F)));
 }
 
-template <int kVectors>
-__global__ void __launch_bounds__(max_threads(kVectors), min_ctas(kVectors))
+template <int kVectors, class Share>
+__global__ void __launch_bounds__(kVectors == 3 ? 640 : max_threads(kVectors), kVectors == 1 ? 4 : 1)
     quaver_geglu(const __grid_constant__ GegluParameters p) {
-  __shared__ Scratch scratch;
+  __shared__ Scratches<1, Share> scratches;
   ptx::launch_dependents();
+  scratches.prepare();
   ptx::grid_dependency_wait();
-  const int64_t token = blockIdx.x;
-  const Bf16* const gate_row = p.gate_up + token * 2 * p.columns;
-  const auto gate = load_row<kVectors>(gate_row, p.columns);
-  const auto up = load_row<kVectors>(gate_row + p.columns, p.columns);
-  Row<kVectors> row;
+  TokenLoop<Share> tokens(p.num_tokens);
+  RowStream<kVectors, Share> gates(0);
+  RowStream<kVectors, Share> ups(1);
+  const auto fetch = [&](int v) {
+    const int columns = tokens.token() < 0 ? 0 : p.columns;
+    const Bf16* const gate = p.gate_up + int64_t{tokens.token()} * 2 * columns;
+    gates.fetch(v, gate, columns);
+    ups.fetch(v, gate + columns, columns);
+  };
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const Vector x = gate.get(v);
-    const Vector factor = up.get(v);
+  for (int v = 0; v < gates.kCount; ++v) fetch(v);
+  do {
+    gates.wait();
+    const OutputRow to{p.out, tokens.token(), p.columns};
+    auto& scratch = scratches.all[tokens.parity()];
+    tokens.advance();
+    Row<gates.kCount> row;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) row.vectors[v].values[i] = gelu_tanh(x.values[i]) * factor.values[i];
-  }
-  store_row(p.out, row, token, p.columns, scratch);
+    for (int v = 0; v < gates.kCount; ++v) {
+      const Vector x = gates.get(v);
+      const Vector factor = ups.get(v);
+      if (tokens.more()) fetch(v);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) row.vectors[v].values[i] = gelu_tanh(x.values[i]) * factor.values[i];
+    }
+    store_row(to, row, scratch[0]);
+  } while (tokens.more());
 }
 
 }  // namespace quaver::device_ops

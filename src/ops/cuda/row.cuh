@@ -3,9 +3,13 @@
 
 #include <cuda_bf16.h>
 
+#include <type_traits>
+
 #include "core/bf16.h"
 #include "ops/cuda/row_shape.h"
-#include "ptx/prefetch.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
 
 namespace quaver::device_ops {
 
@@ -14,10 +18,57 @@ struct Vector {
   float values[kVector];
 };
 
-/// First column of the thread's vector `v`.
-[[nodiscard]] __device__ __forceinline__ int first_column(int v) {
-  return (static_cast<int>(threadIdx.x) + v * static_cast<int>(blockDim.x)) * kVector;
+/// Vectors of a thread where one CTA with one token has kVectors.
+template <int kVectors, class Share>
+inline constexpr int kThreadVectors = kVectors * Share::kTokens / Share::kCtas;
+
+/// Lanes of a warp that have the same token.
+template <class Share>
+inline constexpr int kTokenLanes = 32 / Share::kTokens;
+
+/// Chunk of 128 columns in which the thread's vector `v` lies: one of 16 lanes.
+template <class Share>
+[[nodiscard]] __device__ __forceinline__ int chunk_of(int v) {
+  constexpr int kNeighbours = kThreadVectors<1, Share>;
+  const int threads = Share::kTokens == 1 ? static_cast<int>(threadIdx.x)
+                                          : static_cast<int>(threadIdx.x / 32) * kNeighbours * 16 +
+                                                static_cast<int>(blockIdx.x % Share::kCtas * (blockDim.x / 2));
+  return threads / 16 + v % kNeighbours + v / kNeighbours * static_cast<int>(blockDim.x / 16);
 }
+
+/// First column of the thread's vector `v`.
+template <class Share>
+[[nodiscard]] __device__ __forceinline__ int first_column(int v) {
+  return chunk_of<Share>(v) * packed_fp8::kChunk + static_cast<int>(threadIdx.x % 16) * kVector;
+}
+
+/// The tokens of a CTA, and the one among them that the thread works on.
+template <class Share>
+class TokenLoop {
+ public:
+  __device__ explicit TokenLoop(int64_t num_tokens)
+      : begin_(blockIdx.x / Share::kCtas * Share::kTokens), num_tokens_(static_cast<unsigned>(num_tokens)) {}
+  /// -1: none.
+  [[nodiscard]] __device__ int token() const {
+    const unsigned token = begin_ + threadIdx.x % 32 / kTokenLanes<Share>;
+    return token < num_tokens_ ? static_cast<int>(token) : -1;
+  }
+  /// 0 or 1 in turn: which scratch memory to use.
+  [[nodiscard]] __device__ int parity() const { return parity_; }
+  __device__ void advance() {
+    if (!kGoesOn) return;
+    begin_ += gridDim.x * Share::kTokens;
+    parity_ ^= 1;
+  }
+  /// After advance(), for all threads of the CTA alike: there are tokens.
+  [[nodiscard]] __device__ bool more() const { return kGoesOn && begin_ < num_tokens_; }
+
+ private:
+  static constexpr bool kGoesOn = std::is_same_v<Share, TwoTokens>;
+  unsigned begin_;
+  unsigned num_tokens_;  // up to INT32_MAX, so that begin_ does not overflow
+  int parity_ = 0;
+};
 
 [[nodiscard]] __device__ __forceinline__ Vector to_floats(const uint4& raw) {
   const uint32_t words[] = {raw.x, raw.y, raw.z, raw.w};
@@ -70,25 +121,96 @@ struct RawRow {
   [[nodiscard]] __device__ Vector get(int v) const { return to_floats(vectors[v]); }
 };
 
-template <int kVectors>
-[[nodiscard]] __device__ __forceinline__ RawRow<kVectors> load_row(const Bf16* row, int columns) {
-  RawRow<kVectors> raw;
+template <int kVectors, class Share>
+[[nodiscard]] __device__ __forceinline__ RawRow<kThreadVectors<kVectors, Share>> load_row(const Bf16* row,
+                                                                                          int columns) {
+  RawRow<kThreadVectors<kVectors, Share>> raw;
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = first_column(v);
+  for (int v = 0; v < raw.kCount; ++v) {
+    const int column = first_column<Share>(v);
     raw.vectors[v] = column < columns ? load_vector(row + column) : uint4{};
   }
   return raw;
 }
 
-/// Norm weights that the thread will want, while the kernel in front still runs.
-template <int kVectors>
-__device__ __forceinline__ void prefetch_weight_row(const float* weights, int columns) {
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    if (first_column(v) < columns) ptx::prefetch_l2(weights + first_column(v));
+/// Rows that a thread has its vectors of, one after another. Few tokens: a single row, in registers.
+template <int kVectors, class Share>
+class RowStream {
+ public:
+  static constexpr int kCount = kThreadVectors<kVectors, Share>;
+  __device__ explicit RowStream(int /*number*/) {}
+  __device__ __forceinline__ void fetch(int v, const Bf16* row, int columns) {
+    const int column = first_column<Share>(v);
+    raw_.vectors[v] = column < columns ? load_vector(row + column) : uint4{};
   }
-}
+  __device__ __forceinline__ void wait() const {}
+  [[nodiscard]] __device__ __forceinline__ Vector get(int v) const { return raw_.get(v); }
+
+ private:
+  RawRow<kCount> raw_;
+};
+
+extern __shared__ uint4 row_memory[];
+
+/// Many tokens: while a row is worked on, the next one comes into places of shared memory that are the thread's own, so
+/// that nobody waits for others. `number`: of the stream in its kernel. A vector is read before the next is fetched.
+template <int kVectors>
+class RowStream<kVectors, TwoTokens> {
+ public:
+  static constexpr int kCount = kThreadVectors<kVectors, TwoTokens>;
+  __device__ explicit RowStream(int number)
+      : places_(row_memory + number * kCount * static_cast<int>(blockDim.x) + threadIdx.x) {}
+  __device__ __forceinline__ void fetch(int v, const Bf16* row, int columns) {
+    const int column = first_column<TwoTokens>(v);
+    ptx::copy_async(place(v), row + (column < columns ? column : 0), column < columns);
+  }
+  /// What any stream of the thread has fetched is there.
+  __device__ __forceinline__ void wait() const { ptx::wait_async_copies(); }
+  [[nodiscard]] __device__ __forceinline__ Vector get(int v) const {
+    const uint4 raw = *place(v);  // as a whole: parts of it would be loads of their own
+    return to_floats(raw);
+  }
+
+ private:
+  [[nodiscard]] __device__ __forceinline__ uint4* place(int v) const {
+    return places_ + v * static_cast<int>(blockDim.x);
+  }
+  uint4* places_;
+};
+
+/// Weights of a norm, which are the same for all tokens. Few tokens: in registers before the kernel in front has ended.
+template <int kVectors, class Share>
+class NormWeights {
+ public:
+  __device__ __forceinline__ NormWeights(const float* weights, int columns) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = first_column<Share>(v);
+      if (column < columns) vectors_[v] = load_constants(weights + column);
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ Vector get(int v) const { return vectors_[v]; }
+
+ private:
+  Vector vectors_[kVectors]{};
+};
+
+/// Many tokens: from L1 whenever it is asked for; in registers, where __ldg would let the compiler keep them, they
+/// would cost an SM CTAs.
+template <int kVectors>
+class NormWeights<kVectors, EachToken> {
+ public:
+  __device__ __forceinline__ NormWeights(const float* weights, int /*columns*/) : weights_(weights) {}
+  [[nodiscard]] __device__ __forceinline__ Vector get(int v) const {
+    const auto* const at = reinterpret_cast<const float4*>(weights_ + first_column<EachToken>(v));
+    const float4 low = at[0];
+    const float4 high = at[1];
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  }
+
+ private:
+  const float* weights_;
+};
 
 struct Add {
   __device__ float operator()(float a, float b) const { return a + b; }
@@ -109,19 +231,83 @@ template <int kLanes, class Combine>
   return value;
 }
 
-/// One float a warp; each reduction of a kernel has its own, so that one barrier does.
+/// What a CTA gets from the other one of its cluster: a value of each token.
+struct Exchange {
+  float4 received[2];
+  uint64_t full;
+};
+struct NoExchange {};
+
+/// Memory of a reduction: one float a warp of each token, zero where there is no warp.
+template <class Share>
 struct Scratch {
-  float values[32];
+  static constexpr int kWarps = 16;
+  alignas(16) float values[Share::kTokens][kWarps];
+  alignas(16) std::conditional_t<Share::kCtas == 1, NoExchange, Exchange> exchange;
 };
 
-/// `value` of all threads combined, in every thread; 0 is neutral.
+/// One for each reduction of a token, and others for the next token, so that one barrier a reduction does.
+template <int kReductions, class Share>
+struct Scratches {
+  Scratch<Share> all[std::is_same_v<Share, TwoTokens> ? 2 : 1][kReductions];
+
+  /// Before the first reduction, whose barrier it needs. By all threads of the cluster.
+  __device__ __forceinline__ void prepare() {
+    const auto thread = static_cast<int>(threadIdx.x);
+    for (auto& token : all) {
+      for (auto& scratch : token) {
+        constexpr int kSize = Share::kTokens * Scratch<Share>::kWarps;  // at most 32: the first warp's
+        const bool no_warp = thread % Scratch<Share>::kWarps >= static_cast<int>(blockDim.x / 32);
+        if (thread < kSize && no_warp) (&scratch.values[0][0])[thread] = 0.0F;
+        if constexpr (Share::kCtas > 1) {
+          if (thread == 0) ptx::mbarrier_init(ptx::shared_address(&scratch.exchange.full), 1);
+        }
+      }
+    }
+    if constexpr (Share::kCtas > 1) {
+      if (thread == 0) ptx::fence_mbarrier_init();
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
+    }
+  }
+};
+
+/// `value` of this CTA and of the other one of the cluster combined.
 template <class Combine>
-[[nodiscard]] __device__ __forceinline__ float reduce_cta(float value, Scratch& scratch, Combine combine) {
-  value = reduce_lanes<32>(value, combine);
+[[nodiscard]] __device__ __forceinline__ float reduce_cluster(float value, Exchange& exchange, Combine combine) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int token = thread % 32 / 16;
+  const uint32_t full = ptx::shared_address(&exchange.full);
+  if (thread == 0) ptx::mbarrier_arrive_expect(full, sizeof(exchange.received));
+  if (thread < 32 && thread % 16 == 0) {
+    const int other = 1 - static_cast<int>(blockIdx.x % 2);
+    ptx::store_async(ptx::cluster_address(ptx::shared_address(&exchange.received[token]), other),
+                     make_float4(value, 0.0F, 0.0F, 0.0F), ptx::cluster_address(full, other));
+  }
+  ptx::mbarrier_wait_cluster(full, 0);
+  return combine(value, exchange.received[token].x);
+}
+
+/// `value` of the threads of a token combined, in each of them; 0 is neutral. Pairs i and i + 8, then i + 4, … as in a
+/// tree over lanes.
+template <class Share, class Combine>
+[[nodiscard]] __device__ __forceinline__ float reduce_row(float value, Scratch<Share>& scratch, Combine combine) {
+  value = reduce_lanes<kTokenLanes<Share>>(value, combine);
   const int lane = static_cast<int>(threadIdx.x % 32);
-  if (lane == 0) scratch.values[threadIdx.x / 32] = value;
+  float* const values = scratch.values[lane / kTokenLanes<Share>];
+  if (lane % kTokenLanes<Share> == 0) values[threadIdx.x / 32] = value;
   __syncthreads();
-  return reduce_lanes<32>(lane < static_cast<int>(blockDim.x / 32) ? scratch.values[lane] : 0.0F, combine);
+  const auto* const fours = reinterpret_cast<const float4*>(values);
+  const auto both = [&](const float4& a, const float4& b) {
+    return float4{combine(a.x, b.x), combine(a.y, b.y), combine(a.z, b.z), combine(a.w, b.w)};
+  };
+  const float4 four = both(both(fours[0], fours[2]), both(fours[1], fours[3]));
+  const float all = combine(combine(four.x, four.z), combine(four.y, four.w));
+  if constexpr (Share::kCtas == 1) {
+    return all;
+  } else {
+    return reduce_cluster(all, scratch.exchange, combine);
+  }
 }
 
 template <class AnyRow>

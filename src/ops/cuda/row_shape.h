@@ -22,12 +22,37 @@ struct RowShape {
   int vectors = 0;  ///< of a thread
 };
 
-/// Most threads of a CTA whose threads have `vectors` vectors, and how many such CTAs an SM has registers for.
+/// Most threads of a CTA whose threads have `vectors` vectors of a row.
 [[nodiscard]] QUAVER_HD constexpr int max_threads(int vectors) {
   return vectors == 1 ? 256 : vectors == 3 ? 352 : 384;
 }
+
+/// What of which tokens a CTA has. kTokens share each of its warps, kCtas share each token.
+/// A token: a thread has vectors thread + v * threads. Few tokens in norms, whose weights are then held in registers.
+struct OneToken {
+  static constexpr int kTokens = 1;
+  static constexpr int kCtas = 1;
+};
+/// The same for many tokens.
+struct EachToken {
+  static constexpr int kTokens = 1;
+  static constexpr int kCtas = 1;
+};
+/// Two tokens, then others: lanes 0-15 of a warp have the first and lanes 16-31 the second, so that whole 32-byte
+/// sectors of the packed order leave a warp.
+struct TwoTokens {
+  static constexpr int kTokens = 2;
+  static constexpr int kCtas = 1;
+};
+/// The same with two CTAs, a cluster, for two tokens: few tokens.
+struct TwoHalves {
+  static constexpr int kTokens = 2;
+  static constexpr int kCtas = 2;
+};
+
+/// CTAs of max_threads that an SM is to have registers for.
 [[nodiscard]] QUAVER_HD constexpr int min_ctas(int vectors) {
-  return vectors == 1 ? 6 : vectors == 3 ? 3 : 2;
+  return vectors == 1 ? 4 : 2;
 }
 
 /// Threads for all vectors of a row, those in the padding of the packed order included.

@@ -21,6 +21,7 @@ QUAVER_DYNAMIC_SHARED(quaver::decode_fp8, uint8_t, tiles_memory)
 QUAVER_DYNAMIC_SHARED(quaver::prefill_fp8, uint8_t, memory)
 QUAVER_DYNAMIC_SHARED(quaver::packed_fp8, uint8_t, memory)
 QUAVER_DYNAMIC_SHARED(quaver::general, float, shared)
+QUAVER_DYNAMIC_SHARED(quaver::device_ops, uint4, row_memory)
 QUAVER_DYNAMIC_SHARED(quaver::sampling, uint8_t, memory)
 QUAVER_DYNAMIC_SHARED(quaver::testing, uint8_t, memory)
 
