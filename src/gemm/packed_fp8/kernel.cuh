@@ -1,14 +1,14 @@
 // START HERE. FP8 GEMM for sm_90a over packed operands: y[M, N] = (x[M, K] * scales) (W[N, K] * scales)^T, every M.
 //
-//   plan.cpp       shape -> tile grid: rows spread evenly over the CTAs, K split over a cluster where rows are too few,
-//                  pairs of CTAs that share tokens where there are many
-//   load.cuh       loading warp: bulk copies of one chunk of 128 columns into a slot of the ring
+//   plan.cpp       shape -> tile grid: rows spread evenly over the CTAs; where they are too few, K split over a cluster
+//                  or all chunks in even ranges; pairs of CTAs that share tokens where there are many
+//   load.cuh       two loading warps: bulk copies of one chunk of 128 columns into a slot of the ring
 //   mainloop.cuh   two math warpgroups: WGMMA chains (weights are the 64-row operand), FP32 sums
-//   exchange.cuh   parts of a split tile, through the shared memory of the cluster
+//   exchange.cuh, partial_sums.cuh   parts of a tile, through the shared memory of the cluster and through L2
 //   epilogue.cuh   scales, BF16, whole lines of the output
 //
-// No CTA waits for one outside its cluster, and nothing but the output is written. README.md beside this file has the
-// budget and what was measured.
+// No CTA waits for one outside its cluster, and nothing but the output and a workspace is written. README.md beside
+// this file has the budget and what was measured.
 #pragma once
 
 #include "gemm/packed_fp8/epilogue.cuh"

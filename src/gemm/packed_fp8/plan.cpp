@@ -112,7 +112,8 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
   for (const int tile : kTokenTiles) token_tile = token_tile < shape.m && tile <= 128 ? tile : token_tile;
   std::vector<GemmPlan> plans;
   const auto consider = [&](const Kind& kind) {
-    const int most = max_clusters.at(static_cast<size_t>(kind.split * (kind.pairs ? 2 : 1)));
+    const int cluster = kind.split * (kind.pairs ? 2 : 1);
+    const int most = max_clusters.at(static_cast<size_t>(cluster));
     if (most < 1 || num_chunks(shape.k) < kind.split) return;
     plans.push_back(whole_tiles(shape, scaling, most, kind));
   };

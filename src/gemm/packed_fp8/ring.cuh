@@ -1,4 +1,4 @@
-// The ring of shared-memory slots between the loading warp and the math warps.
+// The ring of shared-memory slots between the loading warps and the math warps.
 #pragma once
 
 #include <cstdint>
