@@ -13,4 +13,11 @@ __device__ __forceinline__ void stmatrix_x2_transposed(uint32_t address, uint32_
                : "memory");
 }
 
+/// The same for four matrices that stay as they are: lane 8i + r gives the address of row r of matrix i.
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 }  // namespace quaver::ptx

@@ -50,24 +50,24 @@ __device__ __forceinline__ void compute(const Parameters& p, SharedState<Traits>
   if (warpgroup == Traits::kWarpgroups - 1) pass_turn<Traits>(warpgroup);
   for_each_item<Traits>(shared, [&](const Item& item, int index) {
     const int buffer = index % Traits::kQueryBuffers;
-    const int num_rows = item.block.query_len * p.group;
     const int row_group = warpgroup / Traits::kColumnGroups;
     const int column = warpgroup % Traits::kColumnGroups * Traits::kValueColumns;
-    const int first_row = item.block.first_row + row_group * Traits::kWarpgroupRows;
     ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[buffer]), index / Traits::kQueryBuffers % 2);
-    const RowInfo* rows = shared.query[buffer].rows + row_group * Traits::kWarpgroupRows + row_in_group;
+    const QueryInfo<Traits>& query = shared.query[buffer];
+    const RowInfo* rows = query.rows + row_group * Traits::kWarpgroupRows + row_in_group;
     RowState<Traits> state;
     reset(state);
-    attend<Traits>(p, item, shared.query[buffer].tiles[row_group], rows, warpgroup,
+    attend<Traits>(p, item, query.tiles[row_group], rows, warpgroup,
                    Traits::kQuery + buffer * Traits::kQueryBytes + row_group * 64 * Traits::kHeadDim, shared, slot,
                    state);
+    RowPlace places[Traits::kThreadRows];
+#pragma unroll
+    for (int i = 0; i < Traits::kThreadRows; ++i) places[i] = rows[8 * i].place;
+    const int first_token = query.first_token;
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.query_empty[buffer]));
-#pragma unroll
-    for (int i = 0; i < Traits::kThreadRows; ++i) {
-      const int row = first_row + row_in_group + 8 * i;
-      write_row<Traits>(p, item, row, column, row < num_rows, i, state);
-    }
+    const int row = item.block.first_row + row_group * Traits::kWarpgroupRows + row_in_group;
+    write_rows<Traits>(p, item, row, first_token, places, column, shared.staging[threadIdx.x / 32], state);
   });
 }
 

@@ -65,12 +65,14 @@ __device__ __forceinline__ void add_scores(int chunk, float (&x)[Traits::kTile /
   }
 }
 
-/// S of one tile.
-template <class Traits>
-__device__ __forceinline__ void compute_scores(uint32_t query_low, int stage, float (&s)[Traits::kScores]) {
+/// S of one tile; `issued` is called when all its products are under way.
+template <class Traits, class Issued>
+__device__ __forceinline__ void compute_scores(uint32_t query_low, int stage, float (&s)[Traits::kScores],
+                                               Issued issued) {
   constexpr int kChunks = Traits::kScoreChunks;
   if constexpr (!Traits::kSplit && kChunks == 1) {
     issue_scores<Traits>(query_low, stage, 0, s);
+    issued();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
   } else if constexpr (!Traits::kSplit || kChunks == 1) {  // no registers for a second accumulator, or no need
@@ -78,6 +80,7 @@ __device__ __forceinline__ void compute_scores(uint32_t query_low, int stage, fl
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       issue_scores<Traits>(query_low, stage, chunk, x);
+      if (chunk == kChunks - 1) issued();
       ptx::wgmma_wait<0>();
       add_scores<Traits>(chunk, x, s);
     }
@@ -88,6 +91,7 @@ __device__ __forceinline__ void compute_scores(uint32_t query_low, int stage, fl
     static_for<kChunks / 2>([&](auto pair) {
       constexpr int kChunk = 2 * decltype(pair)::value;
       issue_scores<Traits>(query_low, stage, kChunk + 1, odd);
+      if constexpr (kChunk + 2 == kChunks) issued();
       ptx::wgmma_wait<1>();
       add_scores<Traits>(kChunk, even, s);
       if constexpr (kChunk + 2 < kChunks) issue_scores<Traits>(query_low, stage, kChunk + 2, even);
@@ -136,14 +140,20 @@ __device__ __forceinline__ void advance_maximum(const float (&scale)[Traits::kTh
                                                 const float (&s)[Traits::kScores], RowState<Traits>& state,
                                                 float (&factor)[Traits::kThreadRows],
                                                 float (&offset)[Traits::kThreadRows]) {
+  // Two chains of maxima a row, rows in turns: no step waits for the one before.
+  float tops[Traits::kThreadRows][2];
+#pragma unroll
+  for (int j = 0; j < Traits::kTile / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2 * Traits::kThreadRows; ++e) {
+      float& top = tops[e / 2][e % 2];
+      const float x = s[Traits::place(j, 0) + e];
+      top = j == 0 ? x : fmaxf(top, x);
+    }
+  }
 #pragma unroll
   for (int i = 0; i < Traits::kThreadRows; ++i) {
-    float chains[2] = {s[Traits::place(0, i)], s[Traits::place(1, i)]};  // two chains of maxima: half the latency
-#pragma unroll
-    for (int j = 0; j < Traits::kTile / 8; ++j) {
-      chains[j % 2] = fmaxf(chains[j % 2], fmaxf(s[Traits::place(j, i)], s[Traits::place(j, i) + 1]));
-    }
-    float top = fmaxf(chains[0], chains[1]);
+    float top = fmaxf(tops[i][0], tops[i][1]);
     top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
     top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
     // An integer maximum makes every rescale an exact power of two and P's rounding independent of the tiles' order.
@@ -250,7 +260,8 @@ class ValueSteps {
   float odd_[Traits::kBuffers > 1 ? Traits::kConfig.odd_value_chunk / 2 : 1];
 };
 
-/// The warpgroups of a CTA take turns in issuing QK, so that the softmax of one runs under the products of another.
+/// The warpgroups of a CTA take turns: a turn is PV of a tile and QK of the next one, so that the softmax of one runs
+/// under the products of another.
 template <class Traits>
 __device__ __forceinline__ void wait_for_turn(int warpgroup) {
   ptx::named_barrier_sync(1 + warpgroup, 256);
@@ -260,11 +271,15 @@ __device__ __forceinline__ void pass_turn(int warpgroup) {
   ptx::named_barrier_arrive(1 + (warpgroup + 1) % Traits::kWarpgroups, 256);
 }
 
-/// All tiles of an item. The warpgroup's own rows see `own`; in the other tiles of the item it only keeps step.
+/// All tiles of an item. The warpgroup's own rows see `own`; in the other tiles of the item it only keeps step. An item
+/// of n tiles has n + 1 turns.
 template <class Traits>
 __device__ __forceinline__ void attend(const Parameters& p, const Item& item, WarpgroupTiles own, const RowInfo* rows,
                                        int warpgroup, uint32_t query, SharedState<Traits>& shared,
                                        RingPosition<Traits::kStages>& slot, RowState<Traits>& state) {
+  const auto wait = [](uint64_t& barrier, uint32_t parity) {
+    ptx::mbarrier_wait(ptx::shared_address(&barrier), parity);
+  };
   const auto release = [](uint64_t& barrier) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
   };
@@ -277,28 +292,30 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
   const int last = own.last;
   const auto skip_to = [&](int tile, int end) {
     for (; tile < end; ++tile) {
-      wait_for_turn<Traits>(warpgroup);
       pass_turn<Traits>(warpgroup);
       // A slot is given back only after every lane saw it filled, or the load warp would be a round ahead of some.
-      ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[slot.slot]), slot.parity);
+      wait(shared.key_full[slot.slot], slot.parity);
       __syncwarp();
       release(shared.key_empty[slot.slot]);
-      ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[slot.slot]), slot.parity);
+      wait(shared.value_full[slot.slot], slot.parity);
       __syncwarp();
       release(shared.value_empty[slot.slot]);
       slot.advance();
+      wait_for_turn<Traits>(warpgroup);
     }
   };
   const int tile_end = item.block.tile_end;
+  wait_for_turn<Traits>(warpgroup);
   skip_to(item.block.tile_begin, first < last ? first : tile_end);
 #pragma unroll 1
   for (int tile = first; tile < last; ++tile) {
     float s[Traits::kScores];
-    wait_for_turn<Traits>(warpgroup);
-    ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[slot.slot]), slot.parity);
-    compute_scores<Traits>(query_low, slot.slot, s);
+    wait(shared.key_full[slot.slot], slot.parity);
+    compute_scores<Traits>(query_low, slot.slot, s, [&] {
+      if constexpr (!Traits::kTurnHasScores) pass_turn<Traits>(warpgroup);
+    });
     release(shared.key_empty[slot.slot]);
-    pass_turn<Traits>(warpgroup);
+    if constexpr (Traits::kTurnHasScores) pass_turn<Traits>(warpgroup);
 
     if (capped) apply_softcap<Traits>(p, rows, s);
     if (tile < own.full_first || tile >= own.full_last) apply_mask<Traits>(rows, tile * Traits::kTile, s);
@@ -311,7 +328,8 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
       exponentiate<Traits>(scale, offset, group, s, state.sum, codes[group / 2][group % 2 * 2],
                            codes[group / 2][group % 2 * 2 + 1]);
     }
-    ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[slot.slot]), slot.parity);
+    wait(shared.value_full[slot.slot], slot.parity);
+    wait_for_turn<Traits>(warpgroup);
     const int column = warpgroup % Traits::kColumnGroups * Traits::kValueColumns;
     ValueSteps<Traits>(slot.slot, column, codes).run(factor, state.out, [&] {
       release(shared.value_empty[slot.slot]);
@@ -319,6 +337,7 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
     slot.advance();
   }
   if (first < last) skip_to(last, tile_end);
+  pass_turn<Traits>(warpgroup);
 }
 
 }  // namespace quaver::prefill_fp8

@@ -91,16 +91,18 @@ __device__ __forceinline__ void load_query(const Parameters& p, const Item& item
   const int warp = static_cast<int>(threadIdx.x) / 32 - Traits::kMathWarps - 1;
   const int first_column = lane % 4 * 16;
   if (warp == 0 && lane < Traits::kRowGroups) write_tiles<Traits>(p, item, lane, info);
+  const int first_token = tiles::row_token(item.block.first_row, p.group);
+  if (warp == 0 && lane == 0) info.first_token = first_token;
   const int last_row = item.block.query_len * p.group - 1;  // rows past it repeat it; they reach no result
   for (int rows = warp * 8; rows < Traits::kRows; rows += Traits::kQueryWarps * 8) {
     const int row = min(item.block.first_row + rows + lane / 4, last_row);
-    const int row_token = tiles::row_token(row, p.group);
-    const int64_t token = item.block.query_begin + row_token;
-    const int head = item.head * p.group + tiles::row_head(row, p.group);
+    const int token = tiles::row_token(row, p.group);
+    const int head = tiles::row_head(row, p.group);
     const auto* source =
-        reinterpret_cast<const uint4*>(p.q + token * p.q_strides.token + head * p.q_strides.head + first_column);
+        reinterpret_cast<const uint4*>(p.q + (item.block.query_begin + int64_t{token}) * p.q_strides.token +
+                                       (item.head * p.group + head) * p.q_strides.head + first_column);
     __nv_bfloat162 pair = __float2bfloat162_rn(0.0F);
-#pragma unroll 2
+#pragma unroll 4
     for (int i = 0; i < kSteps; ++i) {
       if (first_column + 64 * i >= Traits::kHeadDim) break;
       pair = max_magnitude(max_magnitude(pair, __ldg(source + 8 * i)), __ldg(source + 8 * i + 1));
@@ -113,10 +115,11 @@ __device__ __forceinline__ void load_query(const Parameters& p, const Item& item
     // The softmax wants a positive factor (it scales after the maximum; 0 * -inf is NaN): Q takes the sign.
     const float factor = copysignf(__int_as_float((127 - exponent) << 23), scale);
     if (lane % 4 == 0) {
-      const tiles::KeyRange keys = tiles::visible_keys(p.mask, item.block.kv_len, item.block.query_len, row_token);
+      const tiles::KeyRange keys = tiles::visible_keys(p.mask, item.block.kv_len, item.block.query_len, token);
       info.rows[rows + lane / 4] = {.scale = scale == 0.0F ? FLT_MIN : fabsf(scale),
                                     .first_key = static_cast<int>(keys.first),
-                                    .last_key = static_cast<int>(keys.last)};
+                                    .last_key = static_cast<int>(keys.last),
+                                    .place = {static_cast<uint16_t>(token - first_token), static_cast<uint16_t>(head)}};
     }
     uint8_t* destination =
         query + rows * (2 / Traits::kThreadRows) * Traits::kHeadDim + first_column * 8 + lane / 4 * 16;

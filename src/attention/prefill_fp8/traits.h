@@ -61,8 +61,9 @@ struct PrefillTraits {
   static constexpr int kTile = tiles::kv_tile(tiles::KernelFamily::kPrefill, kHeadDim);
   static constexpr int kWarpgroups = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
-  static constexpr int kThreadRows = kSplit ? 1 : 2;       ///< query rows that a thread holds
-  static constexpr int kWarpgroupRows = 32 * kThreadRows;  ///< query rows of a warpgroup
+  static constexpr int kThreadRows = kSplit ? 1 : 2;  ///< query rows that a thread holds
+  static constexpr int kWarpRows = 8 * kThreadRows;
+  static constexpr int kWarpgroupRows = 4 * kWarpRows;  ///< query rows of a warpgroup
   static constexpr int kColumnGroups = kConfig.column_groups;
   static constexpr int kRowGroups = kWarpgroups / kColumnGroups;
   static constexpr int kRows = kWarpgroupRows * kRowGroups;         ///< of an item
@@ -75,6 +76,12 @@ struct PrefillTraits {
   static constexpr int kQueryWarps = 3;
   static constexpr int kMathRegisters = kConfig.math_registers;
   static constexpr int kLoadRegisters = kConfig.load_registers;
+
+  /// The turn of a warpgroup lasts until its scores are there, not only under way: 2 % where exponentials set the pace.
+  static constexpr bool kTurnHasScores = !kSplit && kHeadDim == 64;
+
+  /// Columns of O that a warp stages in shared memory for its stores: 64 are cache lines; 32 where rings leave no room.
+  static constexpr int kStagedColumns = kHeadDim == 96 || kHeadDim == 128 || (kSplit && kHeadDim == 192) ? 32 : 64;
 
   /// QK accumulators are added up in FP32 every 128 columns from head dim 256 on: the tensor core keeps 13 fraction
   /// bits, which shows on peaked data (docs/numerics.md). `single` at 256 has no registers for it.
@@ -125,11 +132,18 @@ struct Item {
   int head;  ///< kv head; negative: no more work
 };
 
+/// Where a query row stands: its number divided once.
+struct RowPlace {
+  uint16_t token;  ///< from the item's first one on
+  uint16_t head;   ///< of the group
+};
+
 /// What a math warp needs to know of a query row, made together with the row's Q.
 struct RowInfo {
   float scale;  ///< S to logits in log2 units, positive
   int first_key;
   int last_key;  ///< visible keys: [first_key, last_key)
+  RowPlace place;
 };
 
 /// tiles::TileRange of the rows of a math warpgroup, in 32 bits.
@@ -145,6 +159,7 @@ template <class Traits>
 struct QueryInfo {
   RowInfo rows[Traits::kRows];
   WarpgroupTiles tiles[Traits::kRowGroups];
+  int first_token;  ///< of the sequence's queries
 };
 
 /// Shared memory behind the tiles.
@@ -161,6 +176,7 @@ struct SharedState {
   uint64_t item_empty[kItemSlots];
   Item items[kItemSlots];
   QueryInfo<Traits> query[Traits::kQueryBuffers];
+  alignas(128) uint8_t staging[Traits::kMathWarps][Traits::kWarpRows * Traits::kStagedColumns * 2];  ///< of O in BF16
 };
 
 template <class Traits>

@@ -23,4 +23,15 @@ inline void stmatrix_x2_transposed(uint32_t address, uint32_t first, uint32_t se
   simt::exchange(0xFFFFFFFFU, "stmatrix", 0);
 }
 
+inline void stmatrix_x4(uint32_t address, const uint32_t (&words)[4]) {
+  const auto rows = simt::exchange(0xFFFFFFFFU, "stmatrix", address);
+  const int lane = simt::running().lane();
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    const uint32_t row = rows.from(8 * matrix + lane / 4);
+    simt::expect(row % 16 == 0, "stmatrix: expected addresses that are multiples of 16");
+    std::memcpy(simt::shared_pointer(row + static_cast<uint32_t>(lane % 4 * 4), 4), &words[matrix], 4);
+  }
+  simt::exchange(0xFFFFFFFFU, "stmatrix", 0);
+}
+
 }  // namespace quaver::ptx
