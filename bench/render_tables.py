@@ -192,10 +192,55 @@ def ops_table() -> str:
     return "\n".join(lines)
 
 
+def serve_31b_table() -> str:
+    report = json.loads((RESULTS / "h200/serve_gemma4_31b.json").read_text(encoding="utf-8"))
+    [run] = report["runs"]
+    lines = [
+        "| requests | at once | failed | output tokens/s | ITL median | TPOT mean | TTFT median | duration |",
+        "|---|---|---|---|---|---|---|---|",
+        f"| {run['num_prompts']} | {run['max_concurrency']} | {run['failed']} | **{run['output_throughput']:,.0f}** | "
+        f"{run['median_itl_ms']:.1f} ms | {run['mean_tpot_ms']:.1f} ms | {run['median_ttft_ms'] / 1000:.1f} s | "
+        f"{run['duration']:.0f} s |",
+        "",
+        f"{report['server']['gpu']}, driver {report['server']['driver']}, commit {report['commit']}.",
+    ]
+    return "\n".join(lines)
+
+
+def profile_31b_table() -> str:
+    report = json.loads((RESULTS / "h200/profile_gemma4_31b.json").read_text(encoding="utf-8"))
+    steps = {step["step"]: step for step in report["runs"]}
+    prefill, decode = steps["prefill"], steps["decode"]
+    title = {
+        "prefill": f"a prompt of {prefill['tokens']:,} tokens",
+        "decode": f"{decode['sequences']} sequences at {decode['context']:,} tokens",
+    }
+    lines = [
+        f"| part | prefill, {title['prefill']}: ms | of the ceiling | decode, {title['decode']}: ms | of the ceiling |",
+        "|---|---|---|---|---|",
+    ]
+    for part in prefill["parts"]:
+        cells = [
+            f"{step['parts'][part]['ms']:.2f} | {step['parts'][part]['percent_of_ceiling']:.0f} %"
+            for step in (prefill, decode)
+        ]
+        lines.append(f"| {part} | {' | '.join(cells)} |")
+    lines += [
+        f"| gaps | {prefill['gaps_ms']:.2f} | | {decode['gaps_ms']:.2f} | |",
+        f"| **step** | **{prefill['step_ms']:.1f}** | {prefill['percent_of_ceiling']:.0f} % "
+        f"| **{decode['step_ms']:.1f}** | {decode['percent_of_ceiling']:.0f} % |",
+        "",
+        f"NVIDIA H200, driver {report['settings']['driver']}, commit {report['commit']}.",
+    ]
+    return "\n".join(lines)
+
+
 DOCUMENTS = {
     ("README.md", "decode table"): decode_table,
     ("README.md", "prefill table"): prefill_table,
     ("docs/numerics.md", "numerics tables"): numerics_tables,
+    ("docs/serving.md", "31B serving table"): serve_31b_table,
+    ("docs/serving.md", "31B profile table"): profile_31b_table,
     ("src/gemm/packed_fp8/README.md", "GEMM table"): gemm_table,
     ("src/ops/cuda/README.md", "ops table"): ops_table,
 }

@@ -260,8 +260,8 @@ class ValueSteps {
   float odd_[Traits::kBuffers > 1 ? Traits::kConfig.odd_value_chunk / 2 : 1];
 };
 
-/// The warpgroups of a CTA take turns: a turn is PV of a tile and QK of the next one, so that the softmax of one runs
-/// under the products of another.
+/// The warpgroups of a CTA take turns: a turn is PV of a tile (up to head dim 256) and QK of the next one, so that the
+/// softmax of one runs under the products of another.
 template <class Traits>
 __device__ __forceinline__ void wait_for_turn(int warpgroup) {
   ptx::named_barrier_sync(1 + warpgroup, 256);
@@ -329,12 +329,13 @@ __device__ __forceinline__ void attend(const Parameters& p, const Item& item, Wa
                            codes[group / 2][group % 2 * 2 + 1]);
     }
     wait(shared.value_full[slot.slot], slot.parity);
-    wait_for_turn<Traits>(warpgroup);
+    if constexpr (Traits::kTurnHasValues) wait_for_turn<Traits>(warpgroup);
     const int column = warpgroup % Traits::kColumnGroups * Traits::kValueColumns;
     ValueSteps<Traits>(slot.slot, column, codes).run(factor, state.out, [&] {
       release(shared.value_empty[slot.slot]);
     });
     slot.advance();
+    if constexpr (!Traits::kTurnHasValues) wait_for_turn<Traits>(warpgroup);
   }
   if (first < last) skip_to(last, tile_end);
   pass_turn<Traits>(warpgroup);

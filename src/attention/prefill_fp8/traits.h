@@ -77,8 +77,12 @@ struct PrefillTraits {
   static constexpr int kMathRegisters = kConfig.math_registers;
   static constexpr int kLoadRegisters = kConfig.load_registers;
 
-  /// The turn of a warpgroup lasts until its scores are there, not only under way: 2 % where exponentials set the pace.
-  static constexpr bool kTurnHasScores = !kSplit && kHeadDim == 64;
+  /// PV belongs to the turn of a warpgroup. At head dim 512 PV and QK are two thirds of a tile's chain: nothing of the
+  /// other warpgroup would fit beside them (README).
+  static constexpr bool kTurnHasValues = kHeadDim <= 256;
+
+  /// The turn lasts until the scores are there, not only under way: 2 % where exponentials set the pace.
+  static constexpr bool kTurnHasScores = !kTurnHasValues || (!kSplit && kHeadDim == 64);
 
   /// Columns of O that a warp stages in shared memory for its stores: 64 are cache lines; 32 where rings leave no room.
   static constexpr int kStagedColumns = kHeadDim == 96 || kHeadDim == 128 || (kSplit && kHeadDim == 192) ? 32 : 64;
