@@ -15,9 +15,9 @@ namespace quaver {
 /// What decides where everything lies. All offsets but those of the tables depend on the first three numbers only, so
 /// the arrays of every decode step of one padded size have the same addresses: a CUDA graph may know them.
 struct StepShape {
-  int64_t num_tokens = 0;      ///< T
-  int64_t num_sequences = 0;   ///< B
-  int64_t num_logit_rows = 0;  ///< L
+  int64_t num_tokens = 0;              ///< T
+  int64_t num_sequences = 0;           ///< B
+  int64_t num_logit_rows = 0;          ///< L
   bool last_tokens_only = false;       ///< wants_last_tokens_only(): DeviceBatch's
   std::vector<int64_t> table_columns;  ///< by cache group: most page ids that a sequence of the step needs
 };
