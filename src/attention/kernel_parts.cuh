@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kv_cache/page_format.h"
 #include "ptx/convert.cuh"
 
 namespace quaver {
@@ -74,6 +75,31 @@ __device__ __forceinline__ uint32_t split_e4m3x2(float a, float b, uint32_t low_
 /// The two accumulators of a value whose hi and lo parts stand 8 rows apart: registers 4j + e and 4j + 2 + e.
 __device__ __forceinline__ float join_parts(float high, float low) {
   return fmaf(low, kLowWeight, high);
+}
+
+/// Zeroes the bytes of a V tile outside the tokens [first, last) in columns [first_column, first_column + columns): 0 *
+/// NaN must not reach O. By kThreads threads, whose proxy fence and barrier must follow.
+template <int kTile, int kHeadDim, int kThreads>
+__device__ __forceinline__ void clear_unseen_values(uint8_t* value_tile, int first_column, int columns, int first,
+                                                    int last) {
+  for (int block = 0; block < kTile / 16; ++block) {
+    const int from = first - 16 * block;  // tokens of the block to keep: [from, to)
+    const int to = last - 16 * block;
+    if (from <= 0 && to >= 16) continue;
+    for (int column = static_cast<int>(threadIdx.x) % kThreads; column < columns; column += kThreads) {
+      auto* group = reinterpret_cast<uint4*>(value_tile + (block * kHeadDim + first_column + column) * 16);
+      uint32_t words[4] = {};
+      if (from < 16 && to > 0) {
+        *reinterpret_cast<uint4*>(words) = *group;
+#pragma unroll
+        for (int position = 0; position < 16; ++position) {
+          const int token = page_format::v_position_token(position);
+          if (token < from || token >= to) words[position / 4] &= ~(0xFFU << (8 * (position % 4)));
+        }
+      }
+      *group = *reinterpret_cast<uint4*>(words);
+    }
+  }
 }
 
 }  // namespace quaver

@@ -1,4 +1,4 @@
-// Up to 8 query rows: tokens along M. S^T = K Q^T and T^T = V^T P^T with K and V from the ring as A operands; the hi
+// Up to 8 query rows: tokens along M. S^T = K Q^T and O^T = V^T P^T with K and V from the ring as A operands; the hi
 // and lo parts of a row are neighbouring columns of a WGMMA with n = 8 (4 rows) or 16 (8 rows).
 //
 // A thread (g = lane / 4, t = lane % 4 of warp w) holds rows 4j + t: of S^T the tokens 64m + 16w + 8h + g, of O^T the
@@ -8,7 +8,6 @@
 
 #include "attention/decode_fp8/few_rows_query.cuh"
 #include "attention/decode_fp8/load.cuh"
-#include "attention/decode_fp8/unseen_values.cuh"
 #include "ptx/wgmma_shared.cuh"
 
 namespace quaver::decode_fp8::few_rows {
@@ -231,7 +230,8 @@ __device__ __forceinline__ void attend(const Parameters& p, const WorkItem& item
     const bool edge = tile_token < first_key || tile_token + Traits::kTile > kv_len;
     if (edge) {
       wait_full();
-      clear_unseen_values<Traits>(values, 0, Traits::kHeadDim, first_key - tile_token, kv_len - tile_token);
+      clear_unseen_values<Traits::kTile, Traits::kHeadDim, 128>(values, 0, Traits::kHeadDim, first_key - tile_token,
+                                                                kv_len - tile_token);
     }
     softmax<Traits>(shared, p.low_part_mask, probabilities, s, state, factor);
     if (!edge) wait_full();

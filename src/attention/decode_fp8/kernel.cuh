@@ -3,11 +3,10 @@
 //
 //   schedule (once a step)  work list: every CTA of this persistent grid gets an even share of all KV tiles
 //   producer warp           load.cuh: items of the share -> queue; K and V tiles -> ring, by bulk copies
-//   consumer warpgroups     up to 8 rows: few_rows.cuh; more: query.cuh: Q as hi + lo/16; mainloop.cuh: S, softmax, P
-//   V;
-//                           epilogue.cuh: O, LSE or a part
-//   finisher warps          epilogue.cuh: count parts of cut items and add up the complete ones, off the consumers'
-//   path combine                 last part's CTA, or combine/ as a second kernel where rows * head_dim is large
+//   consumer warpgroups     up to 8 rows: few_rows.cuh; more: query.cuh: Q as hi + lo/16; mainloop.cuh: S, softmax,
+//                           P V; epilogue.cuh: O, LSE or a part
+//   finisher warps          epilogue.cuh: count parts of cut items and add up complete ones, off the consumers' path
+//   combine                 last part's CTA, or combine/ as a second kernel where rows * head_dim is large
 //
 // README.md beside this file has the cycle budget and what was measured.
 #pragma once

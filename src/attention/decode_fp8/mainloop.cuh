@@ -8,7 +8,6 @@
 
 #include "attention/decode_fp8/load.cuh"
 #include "attention/decode_fp8/query.cuh"
-#include "attention/decode_fp8/unseen_values.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace quaver::decode_fp8 {
@@ -207,8 +206,9 @@ __device__ __forceinline__ void attend(const Parameters& p, const WorkItem& item
     wait_full();
     uint8_t* values = ring + tile_slot.slot * Traits::kSlotBytes;
     if (tile_token < first_key || tile_token + Traits::kTile > kv_len) {
-      clear_unseen_values<Traits>(values, warpgroup * Traits::kValueColumns, Traits::kValueColumns,
-                                  first_key - tile_token, kv_len - tile_token);
+      clear_unseen_values<Traits::kTile, Traits::kHeadDim, 128>(values, warpgroup * Traits::kValueColumns,
+                                                                Traits::kValueColumns, first_key - tile_token,
+                                                                kv_len - tile_token);
       ptx::fence_proxy_async_shared();
       ptx::named_barrier_sync(2 + warpgroup, 128);
     }

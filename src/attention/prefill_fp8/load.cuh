@@ -116,35 +116,13 @@ class Loader {
       copy(Traits::kValues, value_offset, &state_.value_edge);
       ptx::mbarrier_wait(ptx::shared_address(&state_.value_edge), edge_parity_);
       edge_parity_ ^= 1U;
-      clear_values(values_ + slot_.slot * Traits::kTileBytes, first - tile_token, last - tile_token);
+      clear_unseen_values<Traits::kTile, Traits::kHeadDim, 32>(values_ + slot_.slot * Traits::kTileBytes, 0,
+                                                               Traits::kHeadDim, first - tile_token, last - tile_token);
+      ptx::fence_proxy_async_shared();
+      __syncwarp();
       if (lane_ == 0) ptx::mbarrier_arrive(ptx::shared_address(&state_.value_full[slot_.slot]));
     }
     slot_.advance();
-  }
-
-  /// Zeroes a V tile outside the tokens [first, last): 0 * NaN must not reach O. First and last tile of a sequence
-  /// only.
-  __device__ void clear_values(uint8_t* tile, int first, int last) const {
-    for (int block = 0; block < Traits::kTile / 16; ++block) {
-      const int from = first - 16 * block;  // tokens of the block to keep: [from, to)
-      const int to = last - 16 * block;
-      if (from <= 0 && to >= 16) continue;
-      for (int column = lane_; column < Traits::kHeadDim; column += 32) {
-        auto* group = reinterpret_cast<uint4*>(tile + (block * Traits::kHeadDim + column) * 16);
-        uint32_t words[4] = {};
-        if (from < 16 && to > 0) {
-          *reinterpret_cast<uint4*>(words) = *group;
-#pragma unroll
-          for (int position = 0; position < 16; ++position) {
-            const int token = page_format::v_position_token(position);
-            if (token < from || token >= to) words[position / 4] &= ~(0xFFU << (8 * (position % 4)));
-          }
-        }
-        *group = *reinterpret_cast<uint4*>(words);
-      }
-    }
-    ptx::fence_proxy_async_shared();
-    __syncwarp();
   }
 
   const Parameters& p_;

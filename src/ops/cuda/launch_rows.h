@@ -1,4 +1,4 @@
-// Host side of the kernels with a CTA a token: checks of their arguments and the launch.
+// Host side of the kernels that go by rows: checks of their arguments and the launch.
 #pragma once
 
 #include <algorithm>
@@ -52,6 +52,9 @@ struct RowKernels {
   }
 };
 
+/// SMs of an H100 or H200 SXM: rows that have one each are few. Results do not depend on it.
+inline constexpr int kSms = 132;
+
 /// A CTA a row.
 template <class Parameters>
 void launch_each(const RowKernels<Parameters>& kernels, int64_t num_rows, const Parameters& parameters,
@@ -60,7 +63,12 @@ void launch_each(const RowKernels<Parameters>& kernels, int64_t num_rows, const 
   launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(num_rows)), shape.threads, 0, stream, parameters);
 }
 
-inline constexpr int kSms = 132;
+/// The same with one kernel for few rows and one for many.
+template <class Parameters>
+void launch_each(const RowKernels<Parameters>& few, const RowKernels<Parameters>& many, int64_t num_rows,
+                 const Parameters& parameters, cudaStream_t stream) {
+  launch_each(num_rows <= kSms ? few : many, num_rows, parameters, stream);
+}
 
 /// Two tokens for two CTAs as long as each has an SM of its own; else for one, in as many CTAs as fit, which go on to
 /// others. `streams`: rows of a token that the kernel reads.

@@ -22,7 +22,7 @@ void norm_quantize(const NormQuantizeArgs& args, cudaStream_t stream) {
   check_pointer("hidden", args.hidden);
   check_pointer("norm", args.norm);
   check_output(args.out, args.num_tokens);
-  launch_each<NormParameters>(args.num_tokens <= kSms ? kNorm<OneToken> : kNorm<EachToken>, args.num_tokens,
+  launch_each<NormParameters>(kNorm<OneToken>, kNorm<EachToken>, args.num_tokens,
                               {.rows = args.hidden,
                                .norm = args.norm,
                                .eps = args.eps,
@@ -42,7 +42,7 @@ void add_norm_quantize(const AddNormQuantizeArgs& args, cudaStream_t stream) {
     check_pointer("next norm", args.next_norm);
     check_output(args.out, args.num_tokens);
   }
-  launch_each<AddNormParameters>(args.num_tokens <= kSms ? kAddNorm<OneToken> : kAddNorm<EachToken>, args.num_tokens,
+  launch_each<AddNormParameters>(kAddNorm<OneToken>, kAddNorm<EachToken>, args.num_tokens,
                                  {.projected = args.projected,
                                   .post_norm = args.post_norm,
                                   .hidden = args.hidden,
@@ -62,7 +62,7 @@ void final_norm(const FinalNormArgs& args, cudaStream_t stream) {
   check_pointer("rows", args.rows, 4);
   check_pointer("norm", args.norm);
   check_pointer("out", args.out);
-  launch_each<NormParameters>(args.num_rows <= kSms ? kNorm<OneToken> : kNorm<EachToken>, args.num_rows,
+  launch_each<NormParameters>(kNorm<OneToken>, kNorm<EachToken>, args.num_rows,
                               {.rows = args.hidden,
                                .gather = args.rows,
                                .norm = args.norm,
