@@ -1,13 +1,14 @@
 // bench_gemm: the packed FP8 GEMM at the shapes of Gemma 4 31B, as one JSON file.
 //
-//   bench_gemm --out gemm.json [--commit HASH] [--driver VERSION] [--tokens 1,64,128] [--idle-ms 40] [--plans all]
-//              [--products down,o_local]
+//   bench_gemm --out gemm.json [--commit HASH] [--driver VERSION] [--tokens 1,64,128] [--idle-ms 40] [--hold-ms 0]
+//              [--plans all] [--products down,o_local] [--yardsticks no]
 //
 // Every figure is microseconds of one product inside a CUDA graph of many: the weights rotate over 1.4 GB, the graph is
 // launched once to warm up and five times for the median, after an idle gap (the power limit lowers the clock of long
-// runs). pct_read is the weights' bytes a second over the read ceiling of the same run; the yardsticks are cuBLASLt's
-// row-wise scales with promoted and with fast accumulation, and per-tensor scales with fast accumulation. The error is
-// that of the first 128 rows and up to 8 tokens against float64 on the same codes.
+// runs); with --hold-ms it is the mean of the second half of so long a run. pct_read is the weights' bytes a second over
+// the read ceiling of the same run; the yardsticks are cuBLASLt's row-wise scales with promoted and with fast
+// accumulation, and per-tensor scales with fast accumulation. The error is that of the first 128 rows and up to 8 tokens
+// against float64 on the same codes.
 // lm_head is the BF16 product of the head through cuBLASLt, its bytes those of weight, rows and logits.
 // With --plans all, every plan that plan_gemm() chooses from is measured too.
 #include <algorithm>
@@ -46,8 +47,10 @@ constexpr std::array kProducts{Product{"gate_up", 43008, 5376},   Product{"down"
 
 struct Options : RunOptions {
   int idle_ms = 40;
+  int hold_ms = 0;
   std::vector<int64_t> tokens{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192};
   bool all_plans = false;
+  bool yardsticks = true;
   std::string products;  ///< empty: all
 };
 
@@ -88,6 +91,7 @@ class Bench {
             {"driver", options_.driver},
             {"cublaslt", lt_ ? lt_->version() : "none"},
             {"idle_ms", options_.idle_ms},
+            {"hold_ms", options_.hold_ms},
             {"max_clusters", gemm_.max_clusters()},
             {"sm_clock_mhz", measure_sm_clock_mhz(stream_.get())},
             {"ceilings", {{"read_gbps", read}}},
@@ -157,7 +161,7 @@ class Bench {
                              {"pct_read", 100.0 * static_cast<double>(bytes) / us / 1e3 / read},
                              {"tflops", 2.0 * static_cast<double>(m * bytes) / us / 1e6},
                              {"rel_l2", error}};
-    if (lt_) result["cublaslt_us"] = yardsticks(shape, count, buffers);
+    if (lt_ && options_.yardsticks) result["cublaslt_us"] = yardsticks(shape, count, buffers);
     if (options_.all_plans) {
       for (const GemmPlan& other : packed_fp8::possible_plans(shape, Scaling::kOuter, gemm_.max_clusters())) {
         result["plans"].push_back({{"plan", to_string(other)}, {"us", planned_us(other)}, {"clocks", other.clocks}});
@@ -230,7 +234,7 @@ class Bench {
   packed_fp8::Workspace workspace_;
   std::unique_ptr<CublasLt> lt_ = CublasLt::available() ? std::make_unique<CublasLt>() : nullptr;
   CudaStream stream_ = make_stream();
-  GraphTimer timer_{stream_.get(), options_.idle_ms};
+  GraphTimer timer_{stream_.get(), options_.idle_ms, options_.hold_ms};
   int64_t most_tokens_;
   DeviceBuffer<uint8_t> pool_, tokens_;
   DeviceBuffer<Bf16> out_;
@@ -248,10 +252,14 @@ int main(int argc, char** argv) {
     quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
       if (option == "--products") {
         options.products = value;
+      } else if (option == "--yardsticks") {
+        options.yardsticks = value != "no";
       } else if (option == "--plans") {
         options.all_plans = value == "all";
       } else if (option == "--idle-ms") {
         options.idle_ms = quaver::bench::integer_argument(option, value, 0);
+      } else if (option == "--hold-ms") {
+        options.hold_ms = quaver::bench::integer_argument(option, value, 0);
       } else if (option == "--tokens") {
         options.tokens = quaver::bench::integer_arguments(option, value, 1);
       } else {

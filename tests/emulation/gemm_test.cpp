@@ -11,10 +11,10 @@ namespace {
 using packed_fp8::GemmPlan;
 using packed_fp8::Scaling;
 
-void expect_exact(GemmCase& test, const GemmPlan& plan, DType dtype) {
+void expect_exact(GemmCase& test, const GemmPlan& plan, DType dtype, int64_t padding = 3) {
   SCOPED_TRACE(concat(to_string(plan), test.spec().scaling == Scaling::kBlock ? ", block scales" : ", outer scales"));
   const std::vector<double> expected = test.expected();
-  const GemmOutput output = test.run(plan, dtype, nullptr, 3);
+  const GemmOutput output = test.run(plan, dtype, nullptr, padding);
   int64_t wrong = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto exact = static_cast<float>(expected[i]);
@@ -22,7 +22,7 @@ void expect_exact(GemmCase& test, const GemmPlan& plan, DType dtype) {
   }
   EXPECT_EQ(wrong, 0);
   const simt::RandomOrder order(1);
-  EXPECT_TRUE(output.bits == test.run(plan, dtype, nullptr, 3).bits) << "another order of threads";
+  EXPECT_TRUE(output.bits == test.run(plan, dtype, nullptr, padding).bits) << "another order of threads";
 }
 
 // Clusters of 1 to 4 CTAs: K in parts, pairs that share tokens, both; several tiles a cluster, of uneven rows.
@@ -59,6 +59,23 @@ TEST(Gemm, ExactInRanges) {
               .row_groups = 25, .token_groups = 3, .chunks = 6, .token_tile = 16, .row_tiles = 2, .ranges = ranges}};
       plan.num_clusters = ranges * plan.grid.token_tiles();
       expect_exact(test, plan, DType::kF32);
+    }
+  }
+}
+
+// BF16 rows that go out as boxes of 64 rows: a second warpgroup whose rows overlap the first one's, a tile too low for
+// a box, tokens and rows that end inside one, three tiles that share a staging.
+TEST(Gemm, ExactInBoxes) {
+  for (const auto& [rows, row_tiles] : {std::pair{200, 2}, {136, 2}, {64, 1}, {44, 1}}) {
+    for (const int tokens : {21, 128}) {
+      GemmCase test({.shape = {.m = tokens, .n = rows, .k = 300}});
+      const GemmPlan plan{.grid = {.row_groups = (rows + 7) / 8,
+                                   .token_groups = (tokens + 7) / 8,
+                                   .chunks = 3,
+                                   .token_tile = 32,
+                                   .row_tiles = row_tiles},
+                          .num_clusters = 1};
+      expect_exact(test, plan, DType::kBF16, (8 - rows % 8) % 8 + 8);
     }
   }
 }

@@ -5,6 +5,7 @@
 
 #include "gemm/packed_fp8/exchange.cuh"
 #include "ptx/stmatrix.cuh"
+#include "ptx/tensor_store.cuh"
 
 namespace quaver::packed_fp8 {
 
@@ -47,17 +48,29 @@ class TileStore {
       store_f32(blocks, total);
       return;
     }
-    constexpr int kStagedBlocks = Traits::kBlocks < kStagedTokens / 8 ? Traits::kBlocks : kStagedTokens / 8;
+    // Boxes are whole: 64 rows of the tile, and what lies beyond the matrix is left out.
+    const bool boxes = p_.aligned_rows && blocks.begin == 0 && blocks.end == Traits::kBlocks &&
+                       tile_.row_end - tile_.row_begin >= kWarpgroupRows / kGroupRows;
+    constexpr int kStagedBlocks = Traits::kStagedTokens / 8;
 #pragma unroll
     for (int first = 0; first < Traits::kBlocks; first += kStagedBlocks) {
       if (first >= blocks.end || first + kStagedBlocks <= blocks.begin) continue;
+      if (thread_.index() == 0) ptx::tensor_store_wait_read();
       thread_.sync_warpgroup();  // the staging before this one has been read
 #pragma unroll
       for (int j = first; j < first + kStagedBlocks; ++j) {
         if (blocks.contains(j)) stage(j - first, total + 4 * j);
       }
+      if (boxes) ptx::fence_proxy_async_shared();
       thread_.sync_warpgroup();
-      store_staged<8 * kStagedBlocks>(first, blocks);
+      if (!boxes) {
+        store_staged(first, blocks);
+      } else if (thread_.index() == 0) {
+        ptx::tensor_store(p_.out_map, ptx::shared_address(staging_),
+                          (tile_.row_begin + thread_.first_group) * kGroupRows,
+                          (tile_.token_begin + first) * kGroupRows);
+        ptx::tensor_store_commit();
+      }
     }
   }
 
@@ -98,17 +111,16 @@ class TileStore {
   }
 
   /// 8 threads a token, 16 tokens at a time.
-  template <int kStaged>
   __device__ void store_staged(int first_block, const BlockRange& blocks) const {
     const int piece = thread_.index() % 8;
-    const int row_group = tile_.row_begin + thread_.warpgroup * 8 + piece;
+    const int row_group = tile_.row_begin + thread_.first_group + piece;
     if (row_group >= tile_.row_end) return;
     const int row = row_group * kGroupRows;
     const int first = thread_.index() / 8;
     const int first_token = (tile_.token_begin + first_block) * kGroupRows;
     // Staged tokens of this part that exist.
     const int begin = (blocks.begin - first_block) * 8;
-    const int end = min(min((blocks.end - first_block) * 8, kStaged), p_.m - first_token);
+    const int end = min(min((blocks.end - first_block) * 8, Traits::kStagedTokens), p_.m - first_token);
     auto* to = static_cast<__nv_bfloat16*>(p_.out) + (first_token + first) * p_.out_stride + row;
     const bool whole = p_.aligned_rows && row + kGroupRows <= p_.n;
 #pragma unroll 1

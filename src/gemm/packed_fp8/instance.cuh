@@ -40,6 +40,13 @@ void Instance<kTokens, kScaling>::launch(Parameters parameters, cudaStream_t str
   static_assert(ring_slots<Traits>(Traits::kMaySplit ? kMaxCluster : 1) >= 4,
                 "a ring that covers the latency of memory");
   parameters.num_slots = ring_slots<Traits>(parameters.grid.split);
+  if (parameters.aligned_rows) {
+    parameters.out_map = make_tma_map({.data = static_cast<Bf16*>(parameters.out),
+                                       .rows = parameters.m,
+                                       .columns = parameters.n,
+                                       .stride = parameters.out_stride,
+                                       .box_rows = Traits::kStagedTokens});
+  }
   launch_programmatic(quaver_gemm_fp8<Traits>,
                       dim3(static_cast<unsigned>(parameters.grid.cluster() * parameters.num_clusters)), kThreads,
                       dynamic_bytes<Traits>(parameters.grid.split), stream, parameters, parameters.grid.cluster());

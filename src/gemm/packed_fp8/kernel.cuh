@@ -19,7 +19,7 @@ namespace quaver::packed_fp8 {
 
 template <class Traits>
 __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<Traits>& shared, uint8_t* memory) {
-  const MathThread thread;
+  MathThread thread;
   uint8_t* const staging_memory = memory + p.num_slots * Traits::kSlotBytes;
   uint8_t* const staging = staging_memory + thread.warpgroup * Traits::kStagingBytes;
   auto* const exchange_buffer = reinterpret_cast<float4*>(staging_memory + kMathWarpgroups * Traits::kStagingBytes);
@@ -29,6 +29,7 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
   for (WorkList list(p.grid, cluster_of(p), p.num_clusters, rank); list.more(); ++round) {
     const Work work = list.take();
     const Tile& tile = work.tile;
+    thread.begin_tile(tile);
     const TileScales<Traits> scales(p, tile, thread);
     float total[Traits::kAccumulators];
     if constexpr (Traits::kScaling == Scaling::kBlock) {
@@ -47,11 +48,12 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
     }
     TileStore<Traits>(p, tile, thread, shared, staging).run(scales, blocks, total);
   }
+  ptx::tensor_store_wait_read();
 }
 
 template <class Traits>
 __global__ void __launch_bounds__(kThreads, 1) quaver_gemm_fp8(const __grid_constant__ Parameters p) {
-  extern __shared__ __align__(128) uint8_t memory[];
+  extern __shared__ __align__(kSharedAlignment) uint8_t memory[];
   __shared__ SharedState<Traits> shared;
   const int warp = __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 32, 0);
 

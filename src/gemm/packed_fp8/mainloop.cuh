@@ -1,7 +1,8 @@
 // Products of one tile: chains of WGMMA over a few chunks, added up in FP32.
 //
-// Warpgroup w multiplies rows 64w … 64w + 63 of the tile with all its tokens. Thread (warp q, g = lane / 4, t = lane %
-// 4) holds, in registers 4j + 2i + e, row 16q + 8i + g and token 8j + 2t + e.
+// A warpgroup multiplies 64 rows of the tile with all its tokens: the first one its first 64, the second one its last
+// 64 (of a tile with fewer rows than 128, both have some, with the same results). Thread (warp q, g = lane / 4, t =
+// lane % 4) holds, in registers 4j + 2i + e, row 16q + 8i + g and token 8j + 2t + e.
 #pragma once
 
 #include "gemm/packed_fp8/params.h"
@@ -18,10 +19,14 @@ struct MathThread {
   int warpgroup = __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 128, 0);  // uniform: so are descriptors
   int warp = static_cast<int>(threadIdx.x) / 32 % 4;                                 ///< of the warpgroup
   int lane = static_cast<int>(threadIdx.x) % 32;
+  int first_group = 0;  ///< of the warpgroup's rows, in groups of 8 inside the tile
 
+  __device__ void begin_tile(const Tile& tile) {
+    first_group = warpgroup == 0 ? 0 : max(0, tile.row_end - tile.row_begin - kWarpgroupRows / kGroupRows);
+  }
   [[nodiscard]] __device__ int index() const { return warp * 32 + lane; }  ///< in the warpgroup
   /// Group of 8 rows, inside a tile, of the accumulator registers with i = 0; those with i = 1 are the next one.
-  [[nodiscard]] __device__ int row_group() const { return warpgroup * 8 + warp * 2; }
+  [[nodiscard]] __device__ int row_group() const { return first_group + warp * 2; }
   __device__ void sync_warpgroup() const { ptx::named_barrier_sync(1 + warpgroup, 128); }
 };
 
@@ -53,8 +58,8 @@ struct Operands {
   uint64_t rows;
   uint64_t tokens;
 
-  __device__ Operands(uint32_t ring, int warpgroup)
-      : rows(ptx::matrix_descriptor(ring + warpgroup * (kWarpgroupRows * kChunk), kCoreBytes, kGroupBytes)),
+  __device__ Operands(uint32_t ring, int first_group)
+      : rows(ptx::matrix_descriptor(ring + first_group * kGroupBytes, kCoreBytes, kGroupBytes)),
         tokens(ptx::matrix_descriptor(ring + kBlockBytes, kCoreBytes, kGroupBytes)) {}
 };
 
@@ -79,7 +84,7 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
                                                  float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::shared_address(shared.full);
   const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
-  const Operands operands(ring, thread.warpgroup);
+  const Operands operands(ring, thread.first_group);
 #pragma unroll
   for (float& x : total) x = 0.0F;
   for (int chunk = 0; chunk < chunks;) {
@@ -122,7 +127,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
                                                   float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::shared_address(shared.full);
   const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
-  const Operands operands(ptx::shared_address(ring_memory), thread.warpgroup);
+  const Operands operands(ptx::shared_address(ring_memory), thread.first_group);
   const int last_block = static_cast<int>(ceil_divide(p.n, kScaleBlock)) - 1;
   const float* row_scales[2];
 #pragma unroll

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/tma_map.h"
 #include "gemm/packed_fp8/plan.h"
 
 namespace quaver::packed_fp8 {
@@ -19,6 +20,7 @@ struct Parameters {
   int64_t out_stride = 0;
   bool out_f32 = false;
   bool aligned_rows = false;  ///< 8 outputs of a row are one 16-byte store
+  TmaMap out_map{};           ///< of BF16 `out` with aligned rows: Traits::kStagedTokens rows a box
   int m = 0;
   int n = 0;
   float4* partial_sums = nullptr;  ///< of the workspace

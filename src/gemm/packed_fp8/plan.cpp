@@ -54,6 +54,14 @@ TileGrid grid_of(const GemmShape& shape, const Kind& kind) {
           .pairs = kind.pairs};
 }
 
+/// The tokens of a band stay in L2 (50 MB) while all weights pass; bands of even width.
+int band_of(const GemmShape& shape, const TileGrid& grid) {
+  constexpr int64_t kBandBytes = int64_t{17} << 20;
+  const int64_t most = std::max<int64_t>(8, kBandBytes / (grid.token_tile * shape.k));
+  const int64_t bands = ceil_divide(grid.token_tiles(), most);
+  return static_cast<int>(ceil_divide(grid.token_tiles(), bands));
+}
+
 GemmPlan whole_tiles(const GemmShape& shape, Scaling scaling, int most_clusters, const Kind& kind) {
   GemmPlan plan{.grid = grid_of(shape, kind)};
   TileGrid& grid = plan.grid;
@@ -65,6 +73,7 @@ GemmPlan whole_tiles(const GemmShape& shape, Scaling scaling, int most_clusters,
   const int64_t filling = std::max(least, waves * int64_t{most_clusters} / tokens);
   const int64_t steps = std::min(filling, ceil_divide(grid.row_groups, per_cluster));
   grid.row_tiles = static_cast<int>(steps) * per_cluster;
+  grid.band = band_of(shape, grid);
   plan.num_clusters = std::min(grid.num_tiles(), most_clusters);
   plan.waves = static_cast<int>(ceil_divide(grid.num_tiles(), plan.num_clusters));
 

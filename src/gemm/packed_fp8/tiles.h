@@ -16,9 +16,6 @@
 
 namespace quaver::packed_fp8 {
 
-/// Token tiles that run side by side on the same rows, so that a weight block is read from HBM once for all of them.
-inline constexpr int kRasterTokenTiles = 8;
-
 struct TileGrid {
   int row_groups = 0;    ///< ceil(N / 8)
   int token_groups = 0;  ///< ceil(M / 8)
@@ -28,6 +25,7 @@ struct TileGrid {
   int split = 1;         ///< parts of K
   bool pairs = false;    ///< two CTAs load the tokens that they share once
   int ranges = 0;        ///< for each token tile; 0: CTAs take whole tiles
+  int band = 1;          ///< token tiles that run side by side on the same rows: a weight is read from HBM once for all
 
   [[nodiscard]] QUAVER_HD constexpr int token_tiles() const {
     return (token_groups * kGroupRows + token_tile - 1) / token_tile;
@@ -71,12 +69,12 @@ struct Tile {
 [[nodiscard]] QUAVER_HD constexpr Tile tile_at(const TileGrid& grid, int index, int rank) {
   const int token_tiles = grid.token_tiles();
   const int row_steps = grid.row_tiles / grid.rows_per_cluster();
-  const int band = index / (kRasterTokenTiles * row_steps);  // 8 token tiles times all rows
-  const int in_band = index - band * kRasterTokenTiles * row_steps;
-  const int left = token_tiles - band * kRasterTokenTiles;
-  const int width = left < kRasterTokenTiles ? left : kRasterTokenTiles;
+  const int first = index / (grid.band * row_steps) * grid.band;  // token tile of the band
+  const int in_band = index - first * row_steps;
+  const int left = token_tiles - first;
+  const int width = left < grid.band ? left : grid.band;
   const int row_step = in_band / width;
-  const int token_tile = band * kRasterTokenTiles + in_band % width;
+  const int token_tile = first + in_band % width;
   const int row_tile = row_step * grid.rows_per_cluster() + grid.row_of(rank);
   const int part = grid.part_of(rank);
   Tile tile = tile_of(grid, row_tile, token_tile);

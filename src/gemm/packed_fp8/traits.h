@@ -12,7 +12,8 @@ inline constexpr int kMathWarps = 4 * kMathWarpgroups;
 inline constexpr int kThreads = 128 * (kMathWarpgroups + 1);  ///< a third warpgroup, of which two warps load
 inline constexpr int kMaxSlots = 12;                          ///< of the ring: more do not raise the bandwidth
 inline constexpr int kWarpgroupRows = 64;
-inline constexpr int kStagedTokens = 64;  ///< tokens whose outputs a warpgroup stages at a time
+
+inline constexpr int kSharedAlignment = 1024;  ///< of dynamic shared memory: what a box with 128-byte swizzle needs
 
 /// Most shared memory of a CTA of compute capability 9.0.
 inline constexpr int kSharedBytesPerCta = 227 * 1024;
@@ -37,12 +38,14 @@ struct GemmTraits {
 
   static constexpr int kTokenBytes = kTokens * kChunk;
   static constexpr int kTokenScaleBytes = kScaling == Scaling::kBlock ? 4 * kTokens : 0;
-  static constexpr int kSlotBytes = kBlockBytes + kTokenBytes + (kTokenScaleBytes + 127) / 128 * 128;
-  static constexpr int kStagingBytes = (kTokens < kStagedTokens ? kTokens : kStagedTokens) * kWarpgroupRows * 2;
+  static constexpr int kSlotBytes =
+      kBlockBytes + kTokenBytes + ceil_divide(kTokenScaleBytes, kSharedAlignment) * kSharedAlignment;
+  static constexpr int kStagedTokens = kTokens == 192 ? 96 : kTokens;  ///< whose outputs a warpgroup stages at a time
+  static constexpr int kStagingBytes = kStagedTokens * kWarpgroupRows * 2;
 
-  static_assert(kTokens % 8 == 0 && (kTokens <= 64 || kTokens % 64 == 0), "whole accumulator blocks, whole stagings");
+  static_assert(kStagedTokens % 8 == 0 && kTokens % kStagedTokens == 0, "whole accumulator blocks, whole stagings");
   static_assert(2 * kAccumulators + 40 <= kMathRegisters, "FP32 sums and the running chain beside addresses");
-  static_assert(kSlotBytes % 128 == 0 && kStagingBytes % 128 == 0, "core matrices and bulk copies need alignment");
+  static_assert(kSlotBytes % kSharedAlignment == 0 && kStagingBytes % kSharedAlignment == 0, "as staged boxes need it");
 };
 
 /// Blocks of 8 tokens whose sums part `rank` of a split tile adds up and stores: even_begin(rank, …).
@@ -70,7 +73,7 @@ struct SharedState {
 template <class Traits>
 [[nodiscard]] constexpr int ring_slots(int split) {
   const int other = kMathWarpgroups * Traits::kStagingBytes + exchange_bytes(Traits::kBlocks, split) +
-                    static_cast<int>(sizeof(SharedState<Traits>)) + 128;
+                    static_cast<int>(sizeof(SharedState<Traits>)) + kSharedAlignment;
   const int slots = (kSharedBytesPerCta - other) / Traits::kSlotBytes;
   return slots < kMaxSlots ? slots : kMaxSlots;
 }

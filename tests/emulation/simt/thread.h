@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/tma_map.h"
 #include "cuda_runtime_api.h"
 #include "simt/fiber.h"
 
@@ -28,6 +29,15 @@ struct Product {
   int group = 0;
 };
 
+/// A box of shared memory on its way to global memory.
+struct Box {
+  TmaMap map{};
+  uint32_t source = 0;  ///< address
+  int column = 0;
+  int row = 0;
+  bool committed = false;
+};
+
 /// What a thread waits for.
 struct Waiting {
   const char* what = "its turn";
@@ -43,6 +53,7 @@ struct Thread {
   bool done = false;
   Waiting waiting{};
   std::vector<Product> products{};  ///< that still run
+  std::vector<Box> boxes{};         ///< that have not been read
   int product_group = 0;            ///< number of the group that is being issued
   uint32_t cluster_phase = 0;       ///< of the cluster's barrier, when the thread arrived
   [[nodiscard]] int lane() const { return number % 32; }
@@ -125,6 +136,9 @@ void mbarrier_arrive(uint32_t address, int bytes);
 void copy_async(uint32_t to, const void* from, int bytes, uint32_t barrier, uint32_t ranks);
 void store_async(uint32_t to, const float4& value, uint32_t barrier);
 [[nodiscard]] uint8_t* shared_pointer(uint32_t address, int bytes);
+void store_box(const Box& box);
+void commit_boxes();
+void wait_for_boxes();
 void wgmma_issue(Product product);
 void wgmma_commit();
 void wgmma_wait(int pending);

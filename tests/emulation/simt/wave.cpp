@@ -19,6 +19,7 @@ void run_thread() {
   try {
     wave.thread()();
     expect(thread.products.empty(), "the thread has ended: expected that it waits for its WGMMAs before");
+    expect(thread.boxes.empty(), "the thread has ended: expected that it waits for its tensor stores before");
   } catch (...) {
     wave.fail(std::current_exception());
   }
