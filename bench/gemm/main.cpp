@@ -5,12 +5,12 @@
 //
 // Every figure is microseconds of one product inside a CUDA graph of many: the weights rotate over 1.4 GB, the graph is
 // launched once to warm up and five times for the median, after an idle gap (the power limit lowers the clock of long
-// runs); with --hold-ms it is the mean of the second half of so long a run. pct_read is the weights' bytes a second over
-// the read ceiling of the same run; the yardsticks are cuBLASLt's row-wise scales with promoted and with fast
-// accumulation, and per-tensor scales with fast accumulation. The error is that of the first 128 rows and up to 8 tokens
-// against float64 on the same codes.
-// lm_head is the BF16 product of the head through cuBLASLt, its bytes those of weight, rows and logits.
-// With --plans all, every plan that plan_gemm() chooses from is measured too.
+// runs); with --hold-ms it is the mean of the second half of so long a run. pct_read is the weights' bytes a second
+// over the read ceiling of the same run; the yardsticks are cuBLASLt's row-wise scales with promoted and with fast
+// accumulation, and per-tensor scales with fast accumulation. The error is that of the first 128 rows and up to 8
+// tokens against float64 on the same codes. lm_head is the BF16 product of the head through cuBLASLt, its bytes those
+// of weight, rows and logits; --yardsticks no leaves both out. With --plans all, every plan that plan_gemm() chooses
+// from is measured too.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -161,7 +161,7 @@ class Bench {
                              {"pct_read", 100.0 * static_cast<double>(bytes) / us / 1e3 / read},
                              {"tflops", 2.0 * static_cast<double>(m * bytes) / us / 1e6},
                              {"rel_l2", error}};
-    if (lt_ && options_.yardsticks) result["cublaslt_us"] = yardsticks(shape, count, buffers);
+    if (lt_) result["cublaslt_us"] = yardsticks(shape, count, buffers);
     if (options_.all_plans) {
       for (const GemmPlan& other : packed_fp8::possible_plans(shape, Scaling::kOuter, gemm_.max_clusters())) {
         result["plans"].push_back({{"plan", to_string(other)}, {"us", planned_us(other)}, {"clocks", other.clocks}});
@@ -232,7 +232,7 @@ class Bench {
   DeviceInfo device_ = query_device(0);
   packed_fp8::PackedGemm gemm_{device_};
   packed_fp8::Workspace workspace_;
-  std::unique_ptr<CublasLt> lt_ = CublasLt::available() ? std::make_unique<CublasLt>() : nullptr;
+  std::unique_ptr<CublasLt> lt_ = options_.yardsticks && CublasLt::available() ? std::make_unique<CublasLt>() : nullptr;
   CudaStream stream_ = make_stream();
   GraphTimer timer_{stream_.get(), options_.idle_ms, options_.hold_ms};
   int64_t most_tokens_;
