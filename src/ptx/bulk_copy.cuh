@@ -12,6 +12,13 @@ __device__ __forceinline__ uint64_t policy_evict_first() {
   return policy;
 }
 
+/// The same for L2 lines of no particular kind.
+__device__ __forceinline__ uint64_t policy_evict_normal() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// The same for L2 lines that other CTAs want soon.
 __device__ __forceinline__ uint64_t policy_evict_last() {
   uint64_t policy;

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "gemm/packed_fp8/exchange.cuh"
+#include "ptx/bulk_copy.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tensor_store.cuh"
 
@@ -66,9 +67,11 @@ class TileStore {
       if (!boxes) {
         store_staged(first, blocks);
       } else if (thread_.index() == 0) {
+        // Of many tokens, whoever reads the outputs begins with those that L2 no longer holds.
         ptx::tensor_store(p_.out_map, ptx::shared_address(staging_),
                           (tile_.row_begin + thread_.first_group) * kGroupRows,
-                          (tile_.token_begin + first) * kGroupRows);
+                          (tile_.token_begin + first) * kGroupRows,
+                          Traits::kTokens > 128 ? ptx::policy_evict_first() : ptx::policy_evict_normal());
         ptx::tensor_store_commit();
       }
     }

@@ -176,6 +176,18 @@ TEST(GemmPlan, PairsShareManyTokens) {
   EXPECT_EQ(blocks.grid.token_tile, 128);
 }
 
+// 43 token tiles of 192: bands of even width whose tokens (15 MB at K = 5,376) stay in L2, at least 8 tiles wide.
+TEST(GemmPlan, BandsOfTokensStayInL2) {
+  const auto band = [](int64_t m, int64_t k) {
+    return plan_gemm({.m = m, .n = 5376, .k = k}, Scaling::kOuter, kH200).grid.band;
+  };
+  EXPECT_EQ(band(8192, 5376), 15);
+  EXPECT_EQ(band(8192, 8192), 11);
+  EXPECT_EQ(band(8192, 21504), 8);
+  EXPECT_EQ(band(512, 5376), 3);
+  EXPECT_EQ(band(1, 5376), 1);
+}
+
 TEST(GemmPlan, OneTileHoldsUpTo128Tokens) {
   for (int64_t m = 1; m <= 128; ++m) {
     const GemmPlan plan = plan_gemm({.m = m, .n = 5376, .k = 8192}, Scaling::kOuter, kH200);

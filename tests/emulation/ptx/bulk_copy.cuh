@@ -10,6 +10,9 @@ namespace quaver::ptx {
 inline uint64_t policy_evict_first() {
   return 0;
 }
+inline uint64_t policy_evict_normal() {
+  return 0;
+}
 inline uint64_t policy_evict_last() {
   return 0;
 }

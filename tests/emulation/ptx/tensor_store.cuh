@@ -9,7 +9,7 @@
 
 namespace quaver::ptx {
 
-inline void tensor_store(const TmaMap& map, uint32_t source, int column, int row) {
+inline void tensor_store(const TmaMap& map, uint32_t source, int column, int row, uint64_t /*policy*/) {
   simt::store_box({.map = map, .source = source, .column = column, .row = row});
 }
 inline void tensor_store_commit() {
