@@ -141,6 +141,22 @@ def gemm_table() -> str:
         row = [cases[m, name] for name in LOCAL_LAYER]
         shown = [f"{case['tflops']:.0f} ({100 * case['cublaslt_us']['row_wise'] / case['us']:.0f} %)" for case in row]
         lines.append(f"| {m} | {' | '.join(shown)} |")
+    fronts = [(m, cases[m, "gate_up_geglu"]) for m in tokens if (m, "gate_up_geglu") in cases]
+    if fronts:
+        lines += [
+            "",
+            "Microseconds from the MLP's input to that of down: gate in the product (the product alone) and its "
+            "quantisation; product and `geglu_quantize`; cuBLASLt row-wise and `geglu_quantize`:",
+            "",
+            "| M | gate in the product | apart | cuBLASLt |",
+            "|---|---|---|---|",
+        ]
+    for m, case in fronts:
+        front = case["mlp_front_us"]
+        lines.append(
+            f"| {m} | {front['gate_in_product']:.1f} ({case['us']:.1f}) | {front['apart']:.1f} | "
+            f"{front['cublaslt_row_wise']:.1f} |"
+        )
     lines += [
         "",
         f"{report['gpu']}, driver {report['driver']}, commit {report['commit']}, cuBLASLt {report['cublaslt']}; read "
@@ -158,6 +174,7 @@ OPS = (
     "quantize_sliding",
     "quantize_full",
     "add_norm_quantize",
+    "quantize_mlp",
     "geglu_quantize",
     "final_norm",
     "rope_table_sliding",
@@ -175,7 +192,7 @@ def ops_table() -> str:
         f"| op | {' | '.join(f'T = {tokens:,}' for tokens in steps)} |",
         "|---|" + "---|" * len(steps),
     ]
-    for name in OPS:
+    for name in (name for name in OPS if (name, next(iter(steps))) in cases):
         row = [cases[name, tokens] for tokens in steps]
         shown = [f"{case['us']:.1f} ({case['pct_copy']:.0f} %)" for case in row]
         lines.append(f"| {name} | {' | '.join(shown)} |")

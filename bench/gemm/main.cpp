@@ -1,14 +1,16 @@
 // bench_gemm: the packed FP8 GEMM at the shapes of Gemma 4 31B, as one JSON file.
 //
 //   bench_gemm --out gemm.json [--commit HASH] [--driver VERSION] [--tokens 1,64,128] [--idle-ms 40] [--hold-ms 0]
-//              [--plans all] [--products down,o_local] [--yardsticks no]
+//              [--plans all] [--products down,gate_up_geglu] [--yardsticks no]
 //
 // Every figure is microseconds of one product inside a CUDA graph of many: the weights rotate over 1.4 GB, the graph is
 // launched once to warm up and five times for the median, after an idle gap (the power limit lowers the clock of long
 // runs); with --hold-ms it is the mean of the second half of so long a run. pct_read is the weights' bytes a second
 // over the read ceiling of the same run; the yardsticks are cuBLASLt's row-wise scales with promoted and with fast
 // accumulation, and per-tensor scales with fast accumulation. The error is that of the first 128 rows and up to 8
-// tokens against float64 on the same codes. lm_head is the BF16 product of the head through cuBLASLt, its bytes those
+// tokens against float64 on the same codes. gate_up_geglu is gate_up with the gate of the MLP in its kernel;
+// mlp_front_us times it with the quantisation behind it, and gate_up and cuBLASLt's row-wise product with
+// geglu_quantize() behind them. lm_head is the BF16 product of the head through cuBLASLt, its bytes those
 // of weight, rows and logits; --yardsticks no leaves both out. With --plans all, every plan that plan_gemm() chooses
 // from is measured too.
 #include <algorithm>
@@ -26,6 +28,7 @@
 #include "core/e4m3.h"
 #include "gemm/cublaslt.h"
 #include "gemm/packed_fp8/launch.h"
+#include "ops/cuda/device_ops.h"
 
 namespace quaver::bench {
 namespace {
@@ -61,8 +64,10 @@ class Bench {
         most_tokens_(std::ranges::max(options.tokens)),
         pool_(kPoolBytes),
         tokens_(packed_fp8::packed_bytes(most_tokens_, 21504)),
+        activations_(packed_fp8::packed_bytes(most_tokens_, 21504)),
         out_(most_tokens_ * 43008),
         token_scales_(most_tokens_),
+        activation_scales_(most_tokens_),
         weight_scales_(43008) {
     fill_normal_e4m3(pool_.data(), pool_.size(), 1, stream_.get());
     fill_normal_e4m3(tokens_.data(), tokens_.size(), 2, stream_.get());
@@ -82,9 +87,9 @@ class Bench {
     nlohmann::json cases;
     for (const int64_t m : options_.tokens) {
       for (const Product& product : kProducts) {
-        const bool wanted = options_.products.empty() || options_.products.find(product.name) != std::string::npos;
-        if (wanted) cases.push_back(measure(product, m, read));
+        if (wanted(product.name)) cases.push_back(measure(product, m, read));
       }
+      if (wanted("gate_up_geglu")) cases.push_back(measure_geglu(m, read));
     }
     return {{"commit", options_.commit},
             {"gpu", device_.name},
@@ -100,6 +105,11 @@ class Bench {
   }
 
  private:
+  /// `--products` is a list of whole names.
+  [[nodiscard]] bool wanted(const std::string& name) const {
+    return options_.products.empty() || ("," + options_.products + ",").find("," + name + ",") != std::string::npos;
+  }
+
   double read_gbps() {
     DeviceBuffer<uint32_t> sink(4);
     const double us =
@@ -128,22 +138,89 @@ class Bench {
     return cases;
   }
 
+  /// Weights that products go through in turn, and products of a graph.
+  struct Rotation {
+    int buffers = 1;
+    int count = 1;
+  };
+  /// About 6 ms of weights, so that a graph's own start does not show; a few products where each takes long.
+  static Rotation rotation(int64_t bytes, int64_t m) {
+    const int buffers = static_cast<int>(std::min<int64_t>(kPoolBytes / bytes, 24));
+    const int count = static_cast<int>(std::min(48.0, 6e3 / (static_cast<double>(bytes) / 3.5e6)));
+    return {.buffers = buffers, .count = m > 512 ? 4 : std::max(buffers, count)};
+  }
+
+  [[nodiscard]] packed_fp8::PackedWeight weight_of(const Product& product, int buffer) const {
+    return {.packed = pool_.data() + buffer * product.n * product.k,
+            .n = product.n,
+            .k = product.k,
+            .scales = weight_scales_.data()};
+  }
+
+  nlohmann::json measure_geglu(int64_t m, double read) {
+    const Product& product = kProducts.front();
+    const int64_t bytes = product.n * product.k;
+    const int64_t inner = product.n / 2;
+    const auto [buffers, count] = rotation(bytes, m);
+    const GemmShape shape{.m = m, .n = product.n, .k = product.k};
+    const GemmPlan plan = gemm_.plan(shape, Scaling::kOuter, packed_fp8::Output::kGeglu);
+    const packed_fp8::PackedTokens tokens{.packed = tokens_.data(), .m = m, .scales = token_scales_.data()};
+    const GemmInput activations{
+        .packed = activations_.data(), .scales = activation_scales_.data(), .kind = InputKind::kPerToken};
+    const TensorView out(out_.data(), DType::kBF16, {m, product.n}, kGpu);
+    const TensorView gated(out_.data(), DType::kBF16, {m, inner}, kGpu);
+    const auto fused = [&, buffers = buffers](int i, cudaStream_t s) {
+      gemm_.run_geglu(plan, weight_of(product, i % buffers), tokens, gated, workspace_, s);
+    };
+    const auto quantize = [&](cudaStream_t s) {
+      device_ops::quantize({.rows = out_.data(), .num_tokens = m, .width = inner, .out = activations}, s);
+    };
+    const auto geglu = [&](cudaStream_t s) {
+      device_ops::geglu_quantize(
+          {.gate_up = out_.data(), .num_tokens = m, .intermediate_size = inner, .out = activations}, s);
+    };
+    const double us = timer_.median_us(count, fused);
+    nlohmann::json front;
+    front["gate_in_product"] = timer_.median_us(count, [&](int i, cudaStream_t s) {
+      fused(i, s);
+      quantize(s);
+    });
+    front["apart"] = timer_.median_us(count, [&, buffers = buffers](int i, cudaStream_t s) {
+      gemm_.run(weight_of(product, i % buffers), tokens, out, workspace_, s);
+      geglu(s);
+    });
+    const auto yardstick =
+        lt_ ? lt_->yardstick({.m = m, .n = product.n, .k = product.k}, token_scales_.data(), weight_scales_.data())
+            : nullptr;
+    if (yardstick) {
+      front["cublaslt_row_wise"] = timer_.median_us(count, [&, buffers = buffers](int i, cudaStream_t s) {
+        yardstick->run(pool_.data() + i % buffers * bytes, tokens_.data(), out_.data(), s);
+        geglu(s);
+      });
+    }
+    nlohmann::json result = {{"name", "gate_up_geglu"},
+                             {"m", m},
+                             {"n", product.n},
+                             {"k", product.k},
+                             {"plan", to_string(plan)},
+                             {"us", us},
+                             {"weight_gbps", static_cast<double>(bytes) / us / 1e3},
+                             {"pct_read", 100.0 * static_cast<double>(bytes) / us / 1e3 / read},
+                             {"tflops", 2.0 * static_cast<double>(m * bytes) / us / 1e6},
+                             {"mlp_front_us", front}};
+    std::printf("%s\n", result.dump().c_str());
+    std::fflush(stdout);
+    return result;
+  }
+
   nlohmann::json measure(const Product& product, int64_t m, double read) {
     const int64_t bytes = product.n * product.k;
-    const int buffers = static_cast<int>(std::min<int64_t>(kPoolBytes / bytes, 24));
-    // About 6 ms of weights, so that a graph's own start does not show; a few products where each takes long.
-    const int count =
-        m > 512 ? 4 : std::max(buffers, static_cast<int>(std::min(48.0, 6e3 / (static_cast<double>(bytes) / 3.5e6))));
+    const auto [buffers, count] = rotation(bytes, m);
     const GemmShape shape{.m = m, .n = product.n, .k = product.k};
     const GemmPlan plan = gemm_.plan(shape, Scaling::kOuter);
     const packed_fp8::PackedTokens tokens{.packed = tokens_.data(), .m = m, .scales = token_scales_.data()};
     const TensorView out(out_.data(), DType::kBF16, {m, product.n}, kGpu);
-    const auto weight = [&](int i) {
-      return packed_fp8::PackedWeight{.packed = pool_.data() + i % buffers * bytes,
-                                      .n = product.n,
-                                      .k = product.k,
-                                      .scales = weight_scales_.data()};
-    };
+    const auto weight = [&, buffers = buffers](int i) { return weight_of(product, i % buffers); };
     const auto planned_us = [&](const GemmPlan& p) {
       return timer_.median_us(count,
                               [&](int i, cudaStream_t s) { gemm_.run(p, weight(i), tokens, out, workspace_, s); });
@@ -236,9 +313,9 @@ class Bench {
   CudaStream stream_ = make_stream();
   GraphTimer timer_{stream_.get(), options_.idle_ms, options_.hold_ms};
   int64_t most_tokens_;
-  DeviceBuffer<uint8_t> pool_, tokens_;
+  DeviceBuffer<uint8_t> pool_, tokens_, activations_;
   DeviceBuffer<Bf16> out_;
-  DeviceBuffer<float> token_scales_, weight_scales_;
+  DeviceBuffer<float> token_scales_, activation_scales_, weight_scales_;
   std::vector<float> host_token_scales_, host_weight_scales_;
 };
 

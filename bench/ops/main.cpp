@@ -241,8 +241,17 @@ class Bench {
                                                              .out = gemm_input(out)},
                                                             stream);
                             }));
+    // With scales by row gate_up's own kernel applies the gate.
+    const bool gated = options_.kind == InputKind::kPerToken || options_.kind == InputKind::kStatic;
+    if (gated) {
+      cases.push_back(measure(
+          {"quantize_mlp", tokens, 2 * tokens * kInner, input_bytes(tokens, kInner), 60},
+          [&](Bf16* in, uint8_t* out, int, cudaStream_t stream) {
+            device_ops::quantize({.rows = in, .num_tokens = tokens, .width = kInner, .out = gemm_input(out)}, stream);
+          }));
+    }
     cases.push_back(measure(
-        {"geglu_quantize", tokens, 4 * tokens * kInner, input_bytes(tokens, kInner), 60},
+        {"geglu_quantize", tokens, 4 * tokens * kInner, input_bytes(tokens, kInner), gated ? 0 : 60},
         [&](Bf16* in, uint8_t* out, int, cudaStream_t stream) {
           device_ops::geglu_quantize(
               {.gate_up = in, .num_tokens = tokens, .intermediate_size = kInner, .out = gemm_input(out)}, stream);

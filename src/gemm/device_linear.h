@@ -34,6 +34,7 @@ struct DeviceMatrix {
   const float* scales = nullptr;  ///< kOuter: [N]; kBlock: [ceil(N/128), ceil(K/128)]; kBf16: none
   InputKind input = InputKind::kBf16;
   float static_scale = 1.0F;  ///< InputKind::kStatic: of the activations
+  bool gated = false;         ///< kOuter: rows of gate and up take turns, 8 of each (packed_fp8/layout.h, part_row())
 };
 
 /// A DeviceMatrix with the kernels that multiply by it.
@@ -49,6 +50,8 @@ class DeviceLinear {
   [[nodiscard]] float static_scale() const noexcept { return matrix_.static_scale; }
   [[nodiscard]] int64_t out_features() const noexcept { return matrix_.n; }
   [[nodiscard]] int64_t in_features() const noexcept { return matrix_.k; }
+  /// run_geglu() computes what follows the product too; run() gives outputs of gate and up in turn.
+  [[nodiscard]] bool gated() const noexcept { return matrix_.gated; }
   [[nodiscard]] bool given() const noexcept { return gemm_ != nullptr; }
   [[nodiscard]] const DeviceMatrix& matrix() const noexcept { return matrix_; }
 
@@ -56,7 +59,13 @@ class DeviceLinear {
   /// graph-safe; the same bits every time. Throws Error(kInvalidArgument) for another kind of input.
   void run(const GemmInput& input, int64_t m, const TensorView& out, cudaStream_t stream) const;
 
+  /// gated(): writes gelu_tanh(gate) * up to `out` [m, N / 2], BF16. Otherwise as run().
+  void run_geglu(const GemmInput& input, int64_t m, const TensorView& out, cudaStream_t stream) const;
+
  private:
+  void check_input(const GemmInput& input) const;
+  [[nodiscard]] packed_fp8::PackedWeight packed_weight() const;
+
   DeviceGemm* gemm_ = nullptr;
   DeviceMatrix matrix_;
 };

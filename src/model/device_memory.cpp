@@ -14,14 +14,16 @@ namespace quaver {
 DeviceMemory device_memory(const ModelConfig& config, const CachePlan& plan, const DeviceMemoryShape& shape) {
   const DeviceWeightPlan weights = plan_device_weights(dummy_outline(config), config);
   std::vector<LinearInput> inputs;
+  bool gated = true;
   for (const PlannedLayer& layer : weights.layers) {
     for (const PlannedWeight* weight : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
       inputs.push_back({.width = weight->k, .kind = weight->input});
     }
+    gated = gated && layer.gate_up.gated;
   }
   const int64_t blocks = plan.blocks_for(shape.max_model_len);
   return {.weights = weights.bytes,
-          .workspace = workspace_layout(config, inputs, shape.step).bytes + kCublasLtWorkspaceBytes +
+          .workspace = workspace_layout(config, inputs, gated, shape.step).bytes + kCublasLtWorkspaceBytes +
                        packed_fp8::kWorkspaceBytes,
           .block = plan.block_bytes(),
           .sequence = blocks * plan.block_bytes(),

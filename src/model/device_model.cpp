@@ -24,7 +24,8 @@ std::vector<LinearInput> linear_inputs(const DeviceWeights& weights) {
 LinearFacts facts_of(const DeviceLinear& linear) {
   return {.out_features = linear.out_features(),
           .in_features = linear.in_features(),
-          .fp8 = linear.input_kind() != InputKind::kBf16};
+          .fp8 = linear.input_kind() != InputKind::kBf16,
+          .gated = linear.gated()};
 }
 
 }  // namespace
@@ -62,7 +63,9 @@ DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max
 }
 
 void DeviceModel::allocate() {
-  const WorkspaceLayout layout = workspace_layout(config_, linear_inputs(weights_), options_.workspace);
+  const bool gated =
+      std::ranges::all_of(weights_.layers, [](const DeviceLayerWeights& layer) { return layer.gate_up.gated(); });
+  const WorkspaceLayout layout = workspace_layout(config_, linear_inputs(weights_), gated, options_.workspace);
   memory_ = DeviceBuffer<uint8_t>(layout.bytes);
   const auto at = [this](int64_t offset) { return static_cast<void*>(memory_.data() + offset); };
   const auto rows_at = [&](int64_t offset) { return static_cast<Bf16*>(at(offset)); };
@@ -266,17 +269,34 @@ void DeviceModel::attention_block(int layer, Pass& pass) {
   add_norm(pass, weights.post_attention_norm, 1.0F, weights.pre_feedforward_norm, &weights.gate_up);
 }
 
+GemmInput DeviceModel::activate(int layer, const Pass& pass) {
+  const DeviceLayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
+  const int64_t tokens = pass.num_rows;
+  const int64_t inner = config_.intermediate_size;
+  GemmInput activations = input_of(weights.down);
+  pass.begin(StepPart::kGateUpGemm);
+  if (!weights.gate_up.gated()) {
+    weights.gate_up.run(input_of(weights.gate_up), tokens, rows(space_.gate_up, tokens, 2 * inner), pass.stream);
+    pass.begin(StepPart::kGeglu);
+    device_ops::geglu_quantize(
+        {.gate_up = space_.gate_up, .num_tokens = tokens, .intermediate_size = inner, .out = activations}, pass.stream);
+    return activations;
+  }
+  weights.gate_up.run_geglu(input_of(weights.gate_up), tokens, rows(space_.gate_up, tokens, inner), pass.stream);
+  if (activations.kind == InputKind::kBf16) {
+    activations.rows = space_.gate_up;
+    return activations;
+  }
+  pass.begin(StepPart::kGeglu);
+  device_ops::quantize({.rows = space_.gate_up, .num_tokens = tokens, .width = inner, .out = activations}, pass.stream);
+  return activations;
+}
+
 void DeviceModel::mlp_block(int layer, const Pass& pass) {
   const auto index = static_cast<size_t>(layer);
   const DeviceLayerWeights& weights = weights_.layers[index];
   const int64_t tokens = pass.num_rows;
-  const int64_t inner = config_.intermediate_size;
-  pass.begin(StepPart::kGateUpGemm);
-  weights.gate_up.run(input_of(weights.gate_up), tokens, rows(space_.gate_up, tokens, 2 * inner), pass.stream);
-  pass.begin(StepPart::kGeglu);
-  const GemmInput activations = input_of(weights.down);
-  device_ops::geglu_quantize(
-      {.gate_up = space_.gate_up, .num_tokens = tokens, .intermediate_size = inner, .out = activations}, pass.stream);
+  const GemmInput activations = activate(layer, pass);
   pass.begin(StepPart::kDownGemm);
   weights.down.run(activations, tokens, rows(space_.projected, tokens, config_.hidden_size), pass.stream);
   const bool last = layer + 1 == config_.num_layers;

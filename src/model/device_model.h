@@ -104,6 +104,8 @@ class DeviceModel {
   /// Goes on with the last token of each sequence.
   void narrow(int layer, Pass& pass);
   void attention_block(int layer, Pass& pass);
+  /// gelu_tanh(gate) * up as the down product reads it.
+  [[nodiscard]] GemmInput activate(int layer, const Pass& pass);
   void mlp_block(int layer, const Pass& pass);
   /// hidden += norm(projected); what `next` (null: nothing) reads.
   void add_norm(const Pass& pass, const float* post_norm, float layer_scalar, const float* next_norm,

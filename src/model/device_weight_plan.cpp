@@ -86,7 +86,7 @@ class Planner {
     planned.qkv =
         weight(name + "qkv", has_v ? std::vector{&layer.q, &layer.k, &layer.v} : std::vector{&layer.q, &layer.k});
     planned.o = weight(name + "o", {&layer.o});
-    planned.gate_up = weight(name + "gate_up", {&layer.gate, &layer.up});
+    planned.gate_up = weight(name + "gate_up", {&layer.gate, &layer.up}, true);
     planned.down = weight(name + "down", {&layer.down});
     planned.input_norm = floats(layer.input_norm);
     planned.post_attention_norm = floats(layer.post_attention_norm);
@@ -100,7 +100,7 @@ class Planner {
     return planned;
   }
 
-  PlannedWeight weight(std::string name, const std::vector<const LinearWeight*>& parts) {
+  PlannedWeight weight(std::string name, const std::vector<const LinearWeight*>& parts, bool gate_and_up = false) {
     const LinearWeight& first = *parts.front();
     const Stored stored = stored_as(first);
     PlannedWeight planned{.name = std::move(name),
@@ -122,6 +122,7 @@ class Planner {
       if (is_fp8(*part) && planned.format == WeightFormat::kBf16) ++num_widened_;
       if (part->weight.dtype == DType::kF32) ++num_rounded_;
     }
+    if (gate_and_up) take_turns(planned);
     planned.scales = floats(scales(planned));
     planned.bytes = planned.format == WeightFormat::kBf16 ? planned.n * planned.k * dtype_bytes(DType::kBF16)
                                                           : packed_fp8::packed_bytes(planned.n, planned.k);
@@ -130,13 +131,33 @@ class Planner {
     return planned;
   }
 
+  /// Gate and up, where the kernel for both at once takes them: scales by row, whole groups.
+  static void take_turns(PlannedWeight& planned) {
+    constexpr int64_t kGroup = packed_fp8::kGroupRows;
+    const int64_t inner = planned.parts[0].source.out_features();
+    planned.gated = planned.format == WeightFormat::kOuter && inner % kGroup == 0 && planned.n == 2 * inner;
+    if (!planned.gated) return;
+    for (WeightPart& part : planned.parts) {
+      part.first_row = part.first_row == 0 ? 0 : kGroup;
+      part.group_stride = 2;
+    }
+  }
+
   static std::vector<float> scales(const PlannedWeight& planned) {
     std::vector<float> scales;
     if (planned.format == WeightFormat::kBf16) return scales;
-    const bool blocks = planned.format == WeightFormat::kBlock;
+    if (planned.format == WeightFormat::kOuter) {
+      scales.resize(static_cast<size_t>(planned.n));
+      for (const WeightPart& part : planned.parts) {
+        for (int64_t row = 0; row < part.source.out_features(); ++row) {
+          scales[static_cast<size_t>(part.packed_row(row))] = scale_at(part.source, row, 0);
+        }
+      }
+      return scales;
+    }
     for (const WeightPart& part : planned.parts) {
-      for (int64_t row = 0; row < part.source.out_features(); row += blocks ? kBlock : 1) {
-        for (int64_t column = 0; column < (blocks ? planned.k : 1); column += kBlock) {
+      for (int64_t row = 0; row < part.source.out_features(); row += kBlock) {
+        for (int64_t column = 0; column < planned.k; column += kBlock) {
           scales.push_back(scale_at(part.source, row, column));
         }
       }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "gemm/packed_fp8/layout.h"
 #include "gemm/weight_format.h"
 #include "model/weights.h"
 #include "quaver/model.h"
@@ -16,9 +17,11 @@ namespace quaver {
 
 /// Rows of one stored matrix inside a device weight.
 struct WeightPart {
-  LinearWeight source;    ///< its view points into ModelWeights::storage, or has no data
-  int64_t first_row = 0;  ///< of the device weight
-  int64_t ordinal = 0;    ///< among the matrices of the model (dummy_stream)
+  LinearWeight source;       ///< its view points into ModelWeights::storage, or has no data
+  int64_t first_row = 0;     ///< of the device weight
+  int64_t ordinal = 0;       ///< among the matrices of the model (dummy_stream)
+  int64_t group_stride = 1;  ///< groups of 8 rows from one to the next: 2 where gate and up take turns
+  [[nodiscard]] int64_t packed_row(int64_t row) const { return packed_fp8::part_row(first_row, row, group_stride); }
 };
 
 /// Values in DeviceWeightPlan::floats.
@@ -27,7 +30,8 @@ struct FloatSpan {
   int64_t size = 0;
 };
 
-/// One weight of the GPU: q, k and v are one, gate and up are one, everything else is itself.
+/// One weight of the GPU: q, k and v are one, gate and up are one (with scales by row, 8 rows of each in turn),
+/// everything else is itself.
 struct PlannedWeight {
   std::string name;  ///< "layers.3.qkv"
   WeightFormat format = WeightFormat::kBf16;
@@ -35,6 +39,7 @@ struct PlannedWeight {
   int64_t k = 0;
   InputKind input = InputKind::kBf16;
   float static_scale = 1.0F;
+  bool gated = false;  ///< groups of 8 rows of the two parts take turns (DeviceMatrix)
   std::vector<WeightPart> parts{};
   FloatSpan scales{};  ///< kOuter: [N]; kBlock: [ceil(N/128), ceil(K/128)]
   int64_t offset = 0;  ///< bytes from the start of the device memory, a multiple of 256

@@ -96,7 +96,8 @@ class CheckpointWriter final : public WeightWriter {
                                    .rows = count,
                                    .columns = columns,
                                    .packed = to,
-                                   .first_row = part.first_row + row},
+                                   .first_row = part.packed_row(row),
+                                   .group_stride = part.group_stride},
                                   stream_);
           });
     });
@@ -131,7 +132,8 @@ class DummyWriter final : public WeightWriter {
                              .rows = part.source.out_features(),
                              .columns = weight.k,
                              .packed = to,
-                             .first_row = part.first_row},
+                             .first_row = part.first_row,
+                             .group_stride = part.group_stride},
                             stream_);
     }
   }
@@ -194,7 +196,8 @@ class Assembly {
              .data = memory_ + weight.offset,
              .scales = weight.scales.size > 0 ? floats(weight.scales) : nullptr,
              .input = weight.input,
-             .static_scale = weight.static_scale}};
+             .static_scale = weight.static_scale,
+             .gated = weight.gated}};
   }
 
   [[nodiscard]] DeviceLayerWeights layer(const PlannedLayer& layer) const {

@@ -18,7 +18,7 @@ namespace quaver {
 struct DeviceLayerWeights {
   DeviceLinear qkv;                              ///< rows of q, k, v; k_eq_v layers: of q, k
   DeviceLinear o;                                ///< [hidden, Hq * head_dim]
-  DeviceLinear gate_up;                          ///< rows of gate, then of up
+  DeviceLinear gate_up;                          ///< rows of gate and up in turn, or of gate, then of up (gated())
   DeviceLinear down;                             ///< [hidden, intermediate]
   const float* input_norm = nullptr;             ///< [hidden]
   const float* post_attention_norm = nullptr;    ///< [hidden]

@@ -55,7 +55,11 @@ class Costs {
     add_residual(input_bytes(facts.gate_up), rows);
     add_residual(last ? 0 : input_bytes(next->qkv), rows);
     const double inner = config_.intermediate_size;
-    of(StepPart::kGeglu).bytes += rows * inner * (2 * kBf16Bytes + input_bytes(facts.down));
+    if (!facts.gate_up.gated) {
+      of(StepPart::kGeglu).bytes += rows * inner * (2 * kBf16Bytes + input_bytes(facts.down));
+    } else if (facts.down.fp8) {  // BF16 activations are the product's input as they are
+      of(StepPart::kGeglu).bytes += rows * inner * (kBf16Bytes + input_bytes(facts.down));
+    }
 
     PartCost& attention = of(layer.sliding ? StepPart::kSlidingAttention : StepPart::kFullAttention);
     attention.bytes += rows * 2 * q_bytes;
@@ -83,7 +87,7 @@ class Costs {
     const double n = as_double(linear.out_features);
     const double k = as_double(linear.in_features);
     PartCost& cost = of(part);
-    cost.bytes += input_bytes(linear) * k * (n + rows) + rows * n * kBf16Bytes;
+    cost.bytes += input_bytes(linear) * k * (n + rows) + rows * (linear.gated ? n / 2 : n) * kBf16Bytes;
     (linear.fp8 ? cost.fp8_flops : cost.bf16_flops) += 2 * rows * n * k;
   }
 
@@ -157,7 +161,7 @@ std::vector<LayerFacts> layer_facts(const ModelConfig& config, bool fp8) {
     };
     facts.push_back({.qkv = linear(q_rows + (layer.k_eq_v ? 1 : 2) * kv_rows, hidden),
                      .out = linear(hidden, q_rows),
-                     .gate_up = linear(2 * inner, hidden),
+                     .gate_up = {.out_features = 2 * inner, .in_features = hidden, .fp8 = fp8, .gated = fp8},
                      .down = linear(hidden, inner)});
   }
   return facts;

@@ -22,8 +22,8 @@ enum class StepPart : uint8_t {
   kFullAttention,
   kQuantize,  ///< of attention outputs
   kOutGemm,
-  kGateUpGemm,
-  kGeglu,
+  kGateUpGemm,  ///< with scales by row: the gate included
+  kGeglu,       ///< the gate, where the product leaves it, and the quantisation behind it
   kDownGemm,
   kLmHead,  ///< the final norm included
   kSampling,
@@ -38,6 +38,7 @@ struct LinearFacts {
   int64_t out_features = 0;
   int64_t in_features = 0;
   bool fp8 = false;
+  bool gated = false;  ///< gate_up: the product applies the gate, kGeglu only quantises
 };
 struct LayerFacts {
   LinearFacts qkv, out, gate_up, down;

@@ -55,7 +55,7 @@ int64_t block_scale_stride(int64_t max_tokens) {
   return (max_tokens + 7) / 8 * 8;
 }
 
-WorkspaceLayout workspace_layout(const ModelConfig& config, std::span<const LinearInput> inputs,
+WorkspaceLayout workspace_layout(const ModelConfig& config, std::span<const LinearInput> inputs, bool gated,
                                  const WorkspaceShape& shape) {
   WorkspaceLayout layout;
   const auto take = [&layout](int64_t bytes) {
@@ -72,7 +72,7 @@ WorkspaceLayout workspace_layout(const ModelConfig& config, std::span<const Line
   layout.qkv = layout.gate_up = layout.bytes;
   layout.attention = layout.qkv + aligned(tokens * widths.qkv * kBf16Bytes);
   const int64_t attention_end = layout.attention + aligned(tokens * widths.attention * kBf16Bytes);
-  const int64_t mlp_end = layout.gate_up + aligned(tokens * 2 * config.intermediate_size * kBf16Bytes);
+  const int64_t mlp_end = layout.gate_up + aligned(tokens * (gated ? 1 : 2) * config.intermediate_size * kBf16Bytes);
   layout.bytes = std::max(attention_end, mlp_end);
 
   int64_t most_bytes = 0;

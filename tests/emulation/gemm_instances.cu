@@ -9,5 +9,11 @@ template struct Instance<32, Scaling::kOuter>;
 template struct Instance<64, Scaling::kOuter>;
 template struct Instance<128, Scaling::kOuter>;
 template struct Instance<16, Scaling::kBlock>;
+template struct Instance<8, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<16, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<32, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<64, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<128, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<192, Scaling::kOuter, Output::kGeglu>;
 
 }  // namespace quaver::packed_fp8

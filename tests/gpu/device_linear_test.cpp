@@ -165,6 +165,35 @@ TEST(DeviceLinearFp8, IsThePackedProduct) {
   }
 }
 
+// The kernel's own bits again, through the interface of weights.
+TEST(DeviceLinearFp8, GatedIsTheProductWithItsGate) {
+  GemmCase test(
+      {.shape = {.m = 13, .n = 144, .k = 300}, .data = GemmData::kNormal, .output = packed_fp8::Output::kGeglu});
+  const std::vector<float> expected = test.run_geglu(test.plan(), nullptr);
+  const auto weight = test.weight();
+  DeviceMatrix matrix{.format = WeightFormat::kOuter,
+                      .n = weight.n,
+                      .k = weight.k,
+                      .data = weight.packed,
+                      .scales = weight.scales,
+                      .input = InputKind::kPerToken,
+                      .gated = true};
+  const DeviceBuffer<Bf16> rows(13 * 72);
+  const GemmInput input{.packed = const_cast<uint8_t*>(test.tokens().packed),
+                        .scales = const_cast<float*>(test.tokens().scales),
+                        .kind = InputKind::kPerToken};
+  const TensorView out(rows.data(), DType::kBF16, {13, 72}, kGpu);
+  DeviceLinear(kernels(), matrix).run_geglu(input, 13, out, nullptr);
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  EXPECT_TRUE(std::ranges::equal(to_host(rows), expected, {}, [](Bf16 value) { return to_float(value); }));
+  matrix.gated = false;
+  expect_error([&] { DeviceLinear(kernels(), matrix).run_geglu(input, 13, out, nullptr); }, ErrorKind::kInvalidArgument,
+               {"gate and up take turns"});
+  matrix.gated = true;
+  matrix.n = 136;
+  expect_error([&] { DeviceLinear(kernels(), matrix); }, ErrorKind::kInvalidArgument, {"136 rows", "multiple of 16"});
+}
+
 TEST(DeviceLinearLimits, RefusedByName) {
   const DeviceBuffer<Bf16> weight(64);
   const auto refused = [](const auto& call, std::initializer_list<std::string_view> parts) {

@@ -111,7 +111,15 @@ void expect_product(const DeviceLinear& device, const std::vector<const LinearWe
              nullptr);
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   const std::vector<float> rows = cpu_rows(parts, x, kTokens);
-  const std::vector<double> expected(rows.begin(), rows.end());
+  std::vector<double> expected(rows.begin(), rows.end());
+  if (device.gated()) {  // gate and up in turn
+    const int64_t n = device.out_features();
+    for (int64_t i = 0; i < std::ssize(rows); ++i) {
+      const int64_t row = i % n;
+      const int64_t packed = row % (n / 2) / 8 * 16 + (row < n / 2 ? 0 : 8) + row % 8;
+      expected[static_cast<size_t>(i - row + packed)] = rows[static_cast<size_t>(i)];
+    }
+  }
   const std::vector<float> actual = to_host(out);
   const Deviation difference =
       deviation(std::span<const float>(actual), std::span<const double>(expected), device.out_features());

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <numeric>
 
 #include "core/e4m3.h"
@@ -55,19 +56,25 @@ std::vector<float> random_scales(int64_t count, GemmData data, uint64_t seed) {
   return scales;
 }
 
-DeviceBuffer<uint8_t> pack(const DeviceBuffer<uint8_t>& source, int64_t rows, int64_t columns) {
+/// Two parts take turns in groups of 8 rows.
+DeviceBuffer<uint8_t> pack(const DeviceBuffer<uint8_t>& source, int64_t rows, int64_t columns, int64_t parts = 1) {
   DeviceBuffer<uint8_t> packed(packed_bytes(rows, columns));
   check_cuda(cudaMemset(packed.data(), kNanCode, packed.bytes()), "cudaMemset");
-  packed_fp8::pack_rows(
-      {.source = source.data(), .row_stride = columns, .rows = rows, .columns = columns, .packed = packed.data()},
-      nullptr);
+  for (int64_t part = 0; part < parts; ++part) {
+    packed_fp8::pack_rows({.source = source.data() + part * (rows / parts) * columns,
+                           .row_stride = columns,
+                           .rows = rows / parts,
+                           .columns = columns,
+                           .packed = packed.data(),
+                           .first_row = part * packed_fp8::kGroupRows,
+                           .group_stride = parts},
+                          nullptr);
+  }
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   return packed;
 }
 
-void set_code(std::vector<uint8_t>& codes, const DeviceBuffer<uint8_t>& packed, int64_t columns, int64_t row,
-              int64_t column, uint8_t code) {
-  codes[static_cast<size_t>(row * columns + column)] = code;
+void set_code(const DeviceBuffer<uint8_t>& packed, int64_t columns, int64_t row, int64_t column, uint8_t code) {
   check_cuda(cudaMemset(packed.data() + packed_offset(row, column, columns), code, 1), "cudaMemset");
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
@@ -98,11 +105,29 @@ GemmCase::GemmCase(const GemmSpec& spec) : spec_(spec) {
     weight_scales_ = random_scales(n, spec.data, spec.seed + 100);
     token_scales_ = random_scales(spec.one_token_scale ? 1 : m, spec.data, spec.seed + 200);
   }
-  packed_weight_ = pack(to_device(weight_codes_), n, k);
+  const bool geglu = spec.output == packed_fp8::Output::kGeglu;
+  packed_weight_ = pack(to_device(weight_codes_), n, k, geglu ? 2 : 1);
   token_rows_ = to_device(token_codes_);
   packed_tokens_ = pack(token_rows_, m, k);
-  device_weight_scales_ = to_device(weight_scales_);
+  if (geglu) {
+    for (int64_t row = 0; row < n / 2; ++row) weight_scales_[static_cast<size_t>(row)] *= 0x1p-5F;
+  }
+  std::vector<float> packed_scales = weight_scales_;
+  for (int64_t row = 0; geglu && row < n; ++row) {
+    packed_scales[static_cast<size_t>(packed_row(row))] = weight_scales_[static_cast<size_t>(row)];
+  }
+  device_weight_scales_ = to_device(packed_scales);
   device_token_scales_ = to_device(token_scales_);
+}
+
+int64_t GemmCase::packed_row(int64_t row) const {
+  if (spec_.output == packed_fp8::Output::kRows) return row;
+  const int64_t inner = spec_.shape.n / 2;
+  return packed_fp8::part_row(row < inner ? 0 : packed_fp8::kGroupRows, row % inner, 2);
+}
+
+packed_fp8::GemmPlan GemmCase::plan() const {
+  return device_gemm().plan(spec_.shape, spec_.scaling, spec_.output);
 }
 
 packed_fp8::PackedWeight GemmCase::weight() const {
@@ -130,11 +155,13 @@ void GemmCase::pack_tokens(cudaStream_t stream) {
 }
 
 void GemmCase::set_weight(int64_t row, int64_t column, uint8_t code) {
-  set_code(weight_codes_, packed_weight_, spec_.shape.k, row, column, code);
+  weight_codes_[static_cast<size_t>(row * spec_.shape.k + column)] = code;
+  set_code(packed_weight_, spec_.shape.k, packed_row(row), column, code);
 }
 
 void GemmCase::set_token(int64_t row, int64_t column, uint8_t code) {
-  set_code(token_codes_, packed_tokens_, spec_.shape.k, row, column, code);
+  token_codes_[static_cast<size_t>(row * spec_.shape.k + column)] = code;
+  set_code(packed_tokens_, spec_.shape.k, row, column, code);
 }
 
 GemmOutput GemmCase::run(const packed_fp8::GemmPlan& plan, DType dtype, cudaStream_t stream, int64_t padding) {
@@ -171,6 +198,30 @@ GemmOutput GemmCase::run(const packed_fp8::GemmPlan& plan, DType dtype, cudaStre
     }
   }
   return output;
+}
+
+std::vector<float> GemmCase::run_geglu(const packed_fp8::GemmPlan& plan, cudaStream_t stream, int64_t padding) {
+  const auto [m, n, k] = spec_.shape;
+  const int64_t inner = n / 2;
+  const int64_t stride = inner + padding;
+  const DeviceBuffer<Bf16> rows(m * stride);
+  check_cuda(cudaMemset(rows.data(), 0xFF, rows.bytes()), "cudaMemset");
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  TensorView out(rows.data(), DType::kBF16, {m, inner}, {.kind = Device::Kind::kCuda, .index = 0});
+  out.strides[0] = stride;
+  device_gemm().run_geglu(plan, weight(), tokens(), out, device_workspace(), stream);
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  const std::vector<Bf16> written = to_host(rows);
+  std::vector<float> values;
+  for (int64_t i = 0; i < m * stride; ++i) {
+    const Bf16 value = written[static_cast<size_t>(i)];
+    if (i % stride < inner) {
+      values.push_back(to_float(value));
+    } else {
+      EXPECT_EQ(value.bits, 0xFFFF) << "padding of token " << i / stride;
+    }
+  }
+  return values;
 }
 
 std::vector<double> GemmCase::expected(const std::vector<int64_t>& rows) const {
@@ -216,6 +267,20 @@ std::vector<double> GemmCase::expected() const {
   std::vector<int64_t> rows(static_cast<size_t>(spec_.shape.n));
   std::iota(rows.begin(), rows.end(), 0);
   return expected(rows);
+}
+
+std::vector<double> GemmCase::expected_geglu() const {
+  const std::vector<double> sums = expected();
+  const auto inner = static_cast<size_t>(spec_.shape.n / 2);
+  std::vector<double> result;
+  for (size_t token = 0; token < static_cast<size_t>(spec_.shape.m); ++token) {
+    const double* const gate = sums.data() + token * 2 * inner;
+    for (size_t i = 0; i < inner; ++i) {
+      const double u = std::sqrt(2.0 / std::numbers::pi) * (gate[i] + 0.044715 * std::pow(gate[i], 3));
+      result.push_back(gate[i] / (1.0 + std::exp(-2.0 * u)) * gate[inner + i]);
+    }
+  }
+  return result;
 }
 
 }  // namespace quaver::testing

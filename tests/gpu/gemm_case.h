@@ -21,6 +21,8 @@ struct GemmSpec {
   packed_fp8::Scaling scaling = packed_fp8::Scaling::kOuter;
   GemmData data = GemmData::kIntegers;
   bool one_token_scale = false;  ///< static per-tensor activations
+  /// kGeglu: rows 0 … N/2 - 1 are the gate, the others up; the gate is so small that gelu bends.
+  packed_fp8::Output output = packed_fp8::Output::kRows;
   uint64_t seed = 1;
 };
 
@@ -38,9 +40,15 @@ class GemmCase {
   /// the padding changed.
   [[nodiscard]] GemmOutput run(const packed_fp8::GemmPlan& plan, DType dtype, cudaStream_t stream, int64_t padding = 0);
 
+  /// The same for Output::kGeglu: [M, N / 2].
+  [[nodiscard]] std::vector<float> run_geglu(const packed_fp8::GemmPlan& plan, cudaStream_t stream,
+                                             int64_t padding = 0);
+
   /// Reference of outputs [M, rows.size()] for the given rows of W.
   [[nodiscard]] std::vector<double> expected(const std::vector<int64_t>& rows) const;
   [[nodiscard]] std::vector<double> expected() const;
+  /// gelu_tanh(gate) * up, [M, N / 2].
+  [[nodiscard]] std::vector<double> expected_geglu() const;
 
   /// Overwrites one code, on the host and packed.
   void set_weight(int64_t row, int64_t column, uint8_t code);
@@ -49,10 +57,14 @@ class GemmCase {
   [[nodiscard]] const GemmSpec& spec() const noexcept { return spec_; }
   [[nodiscard]] packed_fp8::PackedWeight weight() const;
   [[nodiscard]] packed_fp8::PackedTokens tokens() const;
+  [[nodiscard]] packed_fp8::GemmPlan plan() const;
   /// Row-major tokens to the packed buffer again, as the kernel in front of a product writes them.
   void pack_tokens(cudaStream_t stream);
 
  private:
+  /// Of the packed weight.
+  [[nodiscard]] int64_t packed_row(int64_t row) const;
+
   GemmSpec spec_;
   std::vector<uint8_t> weight_codes_, token_codes_;  ///< row-major
   std::vector<float> weight_scales_, token_scales_;  ///< as the kernel takes them

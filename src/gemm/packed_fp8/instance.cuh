@@ -5,9 +5,9 @@
 
 namespace quaver::packed_fp8 {
 
-template <int kTokens, Scaling kScaling>
-void Instance<kTokens, kScaling>::prepare() {
-  using Traits = GemmTraits<kTokens, kScaling>;
+template <int kTokens, Scaling kScaling, Output kOutput>
+void Instance<kTokens, kScaling, kOutput>::prepare() {
+  using Traits = GemmTraits<kTokens, kScaling, kOutput>;
   int most = 0;
   for (int split = 1; split <= (Traits::kMaySplit ? kMaxCluster : 1); ++split) {
     most = dynamic_bytes<Traits>(split) > most ? dynamic_bytes<Traits>(split) : most;
@@ -16,9 +16,9 @@ void Instance<kTokens, kScaling>::prepare() {
              "cudaFuncSetAttribute");
 }
 
-template <int kTokens, Scaling kScaling>
-int Instance<kTokens, kScaling>::max_clusters(int cluster) {
-  using Traits = GemmTraits<kTokens, kScaling>;
+template <int kTokens, Scaling kScaling, Output kOutput>
+int Instance<kTokens, kScaling, kOutput>::max_clusters(int cluster) {
+  using Traits = GemmTraits<kTokens, kScaling, kOutput>;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
@@ -34,18 +34,19 @@ int Instance<kTokens, kScaling>::max_clusters(int cluster) {
   return clusters;
 }
 
-template <int kTokens, Scaling kScaling>
-void Instance<kTokens, kScaling>::launch(Parameters parameters, cudaStream_t stream) {
-  using Traits = GemmTraits<kTokens, kScaling>;
+template <int kTokens, Scaling kScaling, Output kOutput>
+void Instance<kTokens, kScaling, kOutput>::launch(Parameters parameters, cudaStream_t stream) {
+  using Traits = GemmTraits<kTokens, kScaling, kOutput>;
   static_assert(ring_slots<Traits>(Traits::kMaySplit ? kMaxCluster : 1) >= 4,
                 "a ring that covers the latency of memory");
   parameters.num_slots = ring_slots<Traits>(parameters.grid.split);
   if (parameters.aligned_rows) {
     parameters.out_map = make_tma_map({.data = static_cast<Bf16*>(parameters.out),
                                        .rows = parameters.m,
-                                       .columns = parameters.n,
+                                       .columns = parameters.n * Traits::kTokenOutputs / kWarpgroupRows,
                                        .stride = parameters.out_stride,
-                                       .box_rows = Traits::kStagedTokens});
+                                       .box_rows = Traits::kStagedTokens,
+                                       .box_columns = Traits::kTokenOutputs});
   }
   launch_programmatic(quaver_gemm_fp8<Traits>,
                       dim3(static_cast<unsigned>(parameters.grid.cluster() * parameters.num_clusters)), kThreads,

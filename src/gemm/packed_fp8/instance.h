@@ -1,4 +1,4 @@
-// The compiled kernels, in a file for each kind of scales under instances/.
+// The compiled kernels, in a file for each kind of scales and outputs under instances/.
 #pragma once
 
 #include "core/cuda.h"
@@ -6,7 +6,7 @@
 
 namespace quaver::packed_fp8 {
 
-template <int kTokens, Scaling kScaling>
+template <int kTokens, Scaling kScaling, Output kOutput = Output::kRows>
 struct Instance {
   /// Lets the kernel use its shared memory on the current device.
   static void prepare();

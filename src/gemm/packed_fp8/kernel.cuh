@@ -5,13 +5,16 @@
 //   load.cuh       two loading warps: bulk copies of one chunk of 128 columns into a slot of the ring
 //   mainloop.cuh   two math warpgroups: WGMMA chains (weights are the 64-row operand), FP32 sums
 //   exchange.cuh, partial_sums.cuh   parts of a tile, through the shared memory of the cluster and through L2
-//   epilogue.cuh   scales, BF16, whole lines of the output
+//   epilogue.cuh, geglu_epilogue.cuh   scales, BF16, whole lines of the output; the same with the gate of an MLP
 //
 // No CTA waits for one outside its cluster, and nothing but the output and a workspace is written. README.md beside
 // this file has the budget and what was measured.
 #pragma once
 
+#include <type_traits>
+
 #include "gemm/packed_fp8/epilogue.cuh"
+#include "gemm/packed_fp8/geglu_epilogue.cuh"
 #include "gemm/packed_fp8/load.cuh"
 #include "gemm/packed_fp8/partial_sums.cuh"
 
@@ -26,7 +29,7 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
   RingPosition position;
   const int rank = rank_of(p);
   int round = 0;
-  for (WorkList list(p.grid, cluster_of(p), p.num_clusters, rank); list.more(); ++round) {
+  for (WorkList<Traits::kRowGranule> list(p.grid, cluster_of(p), p.num_clusters, rank); list.more(); ++round) {
     const Work work = list.take();
     const Tile& tile = work.tile;
     thread.begin_tile(tile);
@@ -46,7 +49,8 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
       }
       if (work.parts > 1 && !add_parts(p, shared, thread, work, total)) blocks.end = 0;
     }
-    TileStore<Traits>(p, tile, thread, shared, staging).run(scales, blocks, total);
+    using Store = std::conditional_t<Traits::kOutput == Output::kGeglu, GegluStore<Traits>, TileStore<Traits>>;
+    Store(p, tile, thread, shared, staging).run(scales, blocks, total);
   }
   ptx::tensor_store_wait_read();
 }

@@ -48,7 +48,7 @@ class PackedGemm {
   explicit PackedGemm(const DeviceInfo& device);
 
   /// How run() computes a shape on this device.
-  [[nodiscard]] GemmPlan plan(const GemmShape& shape, Scaling scaling) const;
+  [[nodiscard]] GemmPlan plan(const GemmShape& shape, Scaling scaling, Output output = Output::kRows) const;
 
   /// Writes `out` [M, N], BF16 or FP32 with dense rows. `workspace` is used by this stream alone. No synchronisation,
   /// no allocation; graph-safe; the same bits every time. Throws Error(kInvalidArgument).
@@ -58,6 +58,16 @@ class PackedGemm {
   /// The same as a plan of the shape says.
   void run(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
            const Workspace& workspace, cudaStream_t stream) const;
+
+  /// Writes gelu_tanh(gate) * up, in FP32 until it is stored, to `out` [M, N / 2], BF16, whose rows begin at multiples
+  /// of 16 bytes. Rows of gate and up take turns in the weight, 8 of each (layout.h, part_row()); Scaling::kOuter.
+  /// Otherwise as run().
+  void run_geglu(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
+                 const Workspace& workspace, cudaStream_t stream) const;
+
+  /// The same as a plan of the shape with Output::kGeglu says.
+  void run_geglu(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
+                 const Workspace& workspace, cudaStream_t stream) const;
 
   [[nodiscard]] const MaxClusters& max_clusters() const noexcept { return max_clusters_; }
 

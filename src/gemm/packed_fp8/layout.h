@@ -43,6 +43,12 @@ inline constexpr int kScaleBlock = 128;                       ///< rows and colu
   return (group / kBlockGroups * chunks + chunk) * kBlockBytes + group % kBlockGroups * kGroupBytes;
 }
 
+/// Row of a packed matrix where row `row` of one of its parts lies: from `first` on, or every `stride`-th group of 8
+/// rows from there, where parts take turns (gate first = 0, up first = 8, stride 2).
+[[nodiscard]] QUAVER_HD constexpr int64_t part_row(int64_t first, int64_t row, int64_t stride) {
+  return first + row / kGroupRows * stride * kGroupRows + row % kGroupRows;
+}
+
 /// Offset of an element of a matrix of `columns` columns.
 [[nodiscard]] QUAVER_HD constexpr int64_t packed_offset(int64_t row, int64_t column, int64_t columns) {
   return group_offset(row / kGroupRows, column / kChunk, num_chunks(columns)) + column % kChunk / 16 * kCoreBytes +

@@ -123,7 +123,7 @@ class Loader {
   __device__ void walk(const Visit& visit) const {
     RingPosition position;
     int index = 0;
-    for (WorkList list(p_.grid, cluster_of(p_), p_.num_clusters, rank_of(p_)); list.more();) {
+    for (WorkList<Traits::kRowGranule> list(p_.grid, cluster_of(p_), p_.num_clusters, rank_of(p_)); list.more();) {
       visit(list.take().tile, position, index);
     }
   }

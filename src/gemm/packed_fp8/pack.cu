@@ -5,6 +5,7 @@ namespace quaver::packed_fp8 {
 void pack_rows(const PackArgs& args, cudaStream_t stream) {
   check(args.rows >= 0 && args.columns >= 1 && args.first_row >= 0, "rows ", args.rows, ", columns ", args.columns,
         ", first row ", args.first_row, ": expected >= 0, >= 1, >= 0");
+  check(args.group_stride >= 1, "group stride ", args.group_stride, ": expected >= 1");
   check(args.row_stride >= args.columns, "row stride ", args.row_stride, ": expected >= columns ", args.columns);
   if (args.rows == 0) return;
   check(args.source != nullptr && args.packed != nullptr, "matrix to pack: expected source and destination");

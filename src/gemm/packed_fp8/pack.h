@@ -14,6 +14,9 @@ struct PackArgs {
   int64_t columns = 0;
   uint8_t* packed = nullptr;  ///< of packed_bytes(all rows of the matrix, columns), 16-byte aligned
   int64_t first_row = 0;      ///< of the packed matrix: fused weights (q, k, v) and slabs go to their own rows
+  /// The next 8 rows lie so many groups of 8 further: 2 where gate and up take turns. `source` then begins in its
+  /// matrix as many rows behind a multiple of 8 as first_row does.
+  int64_t group_stride = 1;
 };
 
 /// Packs the rows; columns up to the next multiple of 128 become zeros. A gemm that follows in the stream may read its

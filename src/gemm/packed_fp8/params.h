@@ -16,7 +16,7 @@ struct Parameters {
   const uint8_t* tokens = nullptr;       ///< packed [M, K]
   const float* token_scales = nullptr;   ///< kOuter: [M] or one; kBlock: [ceil(K/128), token_scale_stride]
   int64_t token_scale_stride = 0;        ///< kOuter: 1, or 0 where all tokens share one; kBlock: of a chunk's row
-  void* out = nullptr;                   ///< [M, N] BF16 or FP32, rows out_stride elements apart
+  void* out = nullptr;                   ///< [M, N] BF16 or FP32, or [M, N / 2] BF16; rows out_stride elements apart
   int64_t out_stride = 0;
   bool out_f32 = false;
   bool aligned_rows = false;  ///< 8 outputs of a row are one 16-byte store

@@ -62,16 +62,17 @@ int band_of(const GemmShape& shape, const TileGrid& grid) {
   return static_cast<int>(ceil_divide(grid.token_tiles(), bands));
 }
 
-GemmPlan whole_tiles(const GemmShape& shape, Scaling scaling, int most_clusters, const Kind& kind) {
+GemmPlan whole_tiles(const GemmShape& shape, Scaling scaling, int most_clusters, const Kind& kind, int row_granule) {
   GemmPlan plan{.grid = grid_of(shape, kind)};
   TileGrid& grid = plan.grid;
   const int per_cluster = grid.rows_per_cluster();
   const int64_t tokens = grid.token_tiles();
-  const int64_t least = ceil_divide(grid.row_groups, int64_t{kBlockGroups} * per_cluster);
+  const int64_t row_granules = grid.row_groups / row_granule;
+  const int64_t least = ceil_divide(row_granules, int64_t{kBlockGroups} / row_granule * per_cluster);
   // As many row tiles as fill the waves: fewer rows each, every CTA busy until the end.
   const int64_t waves = ceil_divide(least * tokens, most_clusters);
   const int64_t filling = std::max(least, waves * int64_t{most_clusters} / tokens);
-  const int64_t steps = std::min(filling, ceil_divide(grid.row_groups, per_cluster));
+  const int64_t steps = std::min(filling, ceil_divide(row_granules, per_cluster));
   grid.row_tiles = static_cast<int>(steps) * per_cluster;
   grid.band = band_of(shape, grid);
   plan.num_clusters = std::min(grid.num_tiles(), most_clusters);
@@ -110,11 +111,14 @@ GemmPlan in_ranges(const GemmShape& shape, Scaling scaling, int ranges, int toke
 
 }  // namespace
 
-std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters) {
+std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters,
+                                     Output output) {
   constexpr int64_t kLimit = int64_t{1} << 22;
   check(shape.m >= 1 && shape.m <= kLimit, "tokens ", shape.m, ": expected 1 to ", kLimit);
   check(shape.n >= 1 && shape.n <= kLimit, "out features ", shape.n, ": expected 1 to ", kLimit);
   check(shape.k >= 1 && shape.k <= kLimit, "in features ", shape.k, ": expected 1 to ", kLimit);
+  check(output == Output::kRows || shape.n % 16 == 0, "out features ", shape.n,
+        ": expected a multiple of 16, rows of gate and up in turn");
   check(max_clusters[1] > 0, "CTAs that fit the device ", max_clusters[1], ": expected at least 1");
 
   int token_tile = kTokenTiles.front();  // the smallest that holds all tokens, or one of the largest two
@@ -124,7 +128,7 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
     const int cluster = kind.split * (kind.pairs ? 2 : 1);
     const int most = max_clusters.at(static_cast<size_t>(cluster));
     if (most < 1 || num_chunks(shape.k) < kind.split) return;
-    plans.push_back(whole_tiles(shape, scaling, most, kind));
+    plans.push_back(whole_tiles(shape, scaling, most, kind, row_granule(output)));
   };
   // With few tokens, what pairs save of L2's bandwidth they lose by waiting for each other.
   const bool pairs = shape.m > 128 && max_clusters[2] > 0;
@@ -141,8 +145,8 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
   return plans;
 }
 
-GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters) {
-  const std::vector<GemmPlan> plans = possible_plans(shape, scaling, max_clusters);
+GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters, Output output) {
+  const std::vector<GemmPlan> plans = possible_plans(shape, scaling, max_clusters, output);
   return *std::ranges::min_element(plans, {}, &GemmPlan::clocks);
 }
 

@@ -23,6 +23,17 @@ enum class Scaling : uint8_t {
   kBlock,  ///< a weight scale per 128x128 block, an activation scale per token and 128 columns
 };
 
+/// What becomes of the sums.
+enum class Output : uint8_t {
+  kRows,   ///< y
+  kGeglu,  ///< gelu_tanh(gate) * up of weight rows that take turns, 8 of gate, 8 of up (layout.h, part_row())
+};
+
+/// Row tiles begin at multiples of so many groups of 8 rows: gate and up of an output are in one tile.
+[[nodiscard]] QUAVER_HD constexpr int row_granule(Output output) {
+  return output == Output::kGeglu ? 2 : 1;
+}
+
 /// Tokens of a tile that kernels are compiled for. The last one only without block scales.
 inline constexpr std::array kTokenTiles{8, 16, 32, 64, 128, 192};
 
@@ -40,11 +51,12 @@ struct GemmPlan {
 
 /// What plan_gemm() chooses from: of each kind the best one.
 [[nodiscard]] std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling,
-                                                   const MaxClusters& max_clusters);
+                                                   const MaxClusters& max_clusters, Output output = Output::kRows);
 
 /// The plan with the fewest clocks. Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller
-/// to skip).
-[[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters);
+/// to skip) and, with kGeglu, an n that is no multiple of 16.
+[[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters,
+                                 Output output = Output::kRows);
 
 /// One line, e.g. "tile 112x128, pairs, K in 1, 198 tiles on 66 clusters (3 waves)" or "tile 128x64, 132 ranges of 54
 /// chunks".

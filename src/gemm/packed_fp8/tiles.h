@@ -53,12 +53,14 @@ struct Tile {
   return index * (count / parts) + (index < longer ? index : longer);
 }
 
-/// A tile with all of K.
-[[nodiscard]] QUAVER_HD constexpr Tile tile_of(const TileGrid& grid, int row_tile, int token_tile) {
+/// A tile with all of K. Row tiles begin at multiples of `row_granule` groups, of which there is a whole number.
+[[nodiscard]] QUAVER_HD constexpr Tile tile_of(const TileGrid& grid, int row_tile, int token_tile,
+                                               int row_granule = 1) {
   const int tile_groups = grid.token_tile / kGroupRows;
   const int token_end = (token_tile + 1) * tile_groups;
-  return {.row_begin = even_begin(row_tile, grid.row_tiles, grid.row_groups),
-          .row_end = even_begin(row_tile + 1, grid.row_tiles, grid.row_groups),
+  const int granules = grid.row_groups / row_granule;
+  return {.row_begin = row_granule * even_begin(row_tile, grid.row_tiles, granules),
+          .row_end = row_granule * even_begin(row_tile + 1, grid.row_tiles, granules),
           .token_begin = token_tile * tile_groups,
           .token_end = token_end < grid.token_groups ? token_end : grid.token_groups,
           .chunk_begin = 0,
@@ -66,7 +68,7 @@ struct Tile {
 }
 
 /// The tile with number `index` (0 … num_tiles() - 1) as CTA `rank` of its cluster computes it.
-[[nodiscard]] QUAVER_HD constexpr Tile tile_at(const TileGrid& grid, int index, int rank) {
+[[nodiscard]] QUAVER_HD constexpr Tile tile_at(const TileGrid& grid, int index, int rank, int row_granule = 1) {
   const int token_tiles = grid.token_tiles();
   const int row_steps = grid.row_tiles / grid.rows_per_cluster();
   const int first = index / (grid.band * row_steps) * grid.band;  // token tile of the band
@@ -77,7 +79,7 @@ struct Tile {
   const int token_tile = first + in_band % width;
   const int row_tile = row_step * grid.rows_per_cluster() + grid.row_of(rank);
   const int part = grid.part_of(rank);
-  Tile tile = tile_of(grid, row_tile, token_tile);
+  Tile tile = tile_of(grid, row_tile, token_tile, row_granule);
   tile.chunk_begin = even_begin(part, grid.split, grid.chunks);
   tile.chunk_end = even_begin(part + 1, grid.split, grid.chunks);
   return tile;
@@ -98,7 +100,8 @@ struct Work {
   int parts = 1;      ///< ranges: of the tile, in CTAs first_cta, first_cta + token tiles, …
 };
 
-/// Goes through the work of a CTA.
+/// Goes through the work of a CTA. Row tiles begin at multiples of kRowGranule groups.
+template <int kRowGranule = 1>
 class WorkList {
  public:
   QUAVER_HD constexpr WorkList(const TileGrid& grid, int cluster, int num_clusters, int rank)
@@ -117,13 +120,13 @@ class WorkList {
     if (grid_.ranges == 0) {
       const int index = next_;
       next_ += step_;
-      return {.tile = tile_at(grid_, index, rank_)};
+      return {.tile = tile_at(grid_, index, rank_, kRowGranule)};
     }
     const int row_tile = next_ / grid_.chunks;
     const int first = row_tile * grid_.chunks;
     const int all = grid_.row_tiles * grid_.chunks;
     const int first_range = even_part(first, grid_.ranges, all);
-    Work work{.tile = tile_of(grid_, row_tile, token_tile_),
+    Work work{.tile = tile_of(grid_, row_tile, token_tile_, kRowGranule),
               .first_cta = first_range * grid_.token_tiles() + token_tile_,
               .parts = even_part(first + grid_.chunks - 1, grid_.ranges, all) - first_range + 1};
     work.tile.chunk_begin = next_ - first;

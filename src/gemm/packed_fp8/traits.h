@@ -18,10 +18,12 @@ inline constexpr int kSharedAlignment = 1024;  ///< of dynamic shared memory: wh
 /// Most shared memory of a CTA of compute capability 9.0.
 inline constexpr int kSharedBytesPerCta = 227 * 1024;
 
-template <int kTokens_, Scaling kScaling_>
+template <int kTokens_, Scaling kScaling_, Output kOutput_ = Output::kRows>
 struct GemmTraits {
   static constexpr int kTokens = kTokens_;  ///< of a tile: N of the WGMMA, whose 64 rows are weights
   static constexpr Scaling kScaling = kScaling_;
+  static constexpr Output kOutput = kOutput_;
+  static constexpr int kRowGranule = row_granule(kOutput);
 
   static constexpr bool kMaySplit = kTokens <= 128;  ///< parts of K: beyond, no registers are left for it
 
@@ -40,8 +42,11 @@ struct GemmTraits {
   static constexpr int kTokenScaleBytes = kScaling == Scaling::kBlock ? 4 * kTokens : 0;
   static constexpr int kSlotBytes =
       kBlockBytes + kTokenBytes + ceil_divide(kTokenScaleBytes, kSharedAlignment) * kSharedAlignment;
-  static constexpr int kStagedTokens = kTokens == 192 ? 96 : kTokens;  ///< whose outputs a warpgroup stages at a time
-  static constexpr int kStagingBytes = kStagedTokens * kWarpgroupRows * 2;
+  /// Outputs that a warpgroup has of a token, and tokens whose outputs it stages at a time.
+  static constexpr int kTokenOutputs = kOutput == Output::kGeglu ? kWarpgroupRows / 2 : kWarpgroupRows;
+  static constexpr int kStagedTokens = kTokens == 192 && kOutput == Output::kRows ? 96 : kTokens;
+  static constexpr int kStagingBytes =
+      ceil_divide(kStagedTokens * kTokenOutputs * 2, kSharedAlignment) * kSharedAlignment;
 
   static_assert(kStagedTokens % 8 == 0 && kTokens % kStagedTokens == 0, "whole accumulator blocks, whole stagings");
   static_assert(2 * kAccumulators + 40 <= kMathRegisters, "FP32 sums and the running chain beside addresses");

@@ -1,6 +1,7 @@
 // What needs no sum over a row but perhaps its scale: embedding, quantisation, the gate.
 #pragma once
 
+#include "gemm/gelu_tanh.cuh"
 #include "ops/cuda/row_output.cuh"
 #include "ptx/launch.cuh"
 
@@ -92,14 +93,6 @@ __global__ void __launch_bounds__(max_threads(kVectors), Share::kCtas == 1 ? min
     tokens.advance();
     if (tokens.more()) fetch();
   } while (tokens.more());
-}
-
-/// x/2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3); the CPU's ops/geglu.h in the same form.
-[[nodiscard]] __device__ __forceinline__ float gelu_tanh(float x) {
-  constexpr float kScale = -1.44269504F * 1.59576912F;  // -2 sqrt(2/pi) / ln 2: e^-2u = 2^exponent
-  const float exponent = x * fmaf(x * x, 0.044715F, 1.0F) * kScale;
-  // 2^126 is finite, and x / 2^126 is as good as 0.
-  return x * ptx::reciprocal_approx(1.0F + ptx::exp2_approx(fminf(exponent, 126.0F)));
 }
 
 template <int kVectors, class Share>

@@ -55,6 +55,7 @@ TEST(PackedLayout, GroupsOfAChunkAreContiguous) {
 }
 
 /// Every row group, token group and chunk is multiplied exactly once, and no tile is larger than the kernel's.
+template <int kRowGranule = 1>
 void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
   const TileGrid& grid = plan.grid;
   ASSERT_GE(plan.num_clusters, 1);
@@ -70,10 +71,12 @@ void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
     for (int rank = 0; rank < grid.cluster(); ++rank) {
       int taken = 0;
       int partial = 0;
-      for (WorkList list(grid, cluster, plan.num_clusters, rank); list.more(); ++taken) {
+      for (WorkList<kRowGranule> list(grid, cluster, plan.num_clusters, rank); list.more(); ++taken) {
         const Work work = list.take();
         const Tile& tile = work.tile;
         ASSERT_LE(tile.row_end - tile.row_begin, kBlockGroups);
+        ASSERT_EQ(tile.row_begin % kRowGranule, 0);
+        ASSERT_EQ(tile.row_end % kRowGranule, 0);
         ASSERT_LE((tile.token_end - tile.token_begin) * 8, grid.token_tile);
         ASSERT_LT(tile.token_begin, tile.token_end);
         ASSERT_LT(tile.chunk_begin, tile.chunk_end);
@@ -147,6 +150,37 @@ TEST(GemmPlan, TilesCoverEveryShapeOnce) {
   }
 }
 
+// Rows of gate and up of an output are in one tile: whole 16 packed rows.
+TEST(GemmPlan, TilesOfGateAndUp) {
+  for (const MaxClusters& device : {kH200, MaxClusters{0, 1, 0, 0, 0}, MaxClusters{0, 7, 3, 2, 1}}) {
+    for (const int64_t m : {1, 7, 77, 128, 200, 256, 3001}) {
+      for (const int64_t n : {16, 48, 128, 144, 1008, 10752}) {
+        for (const int64_t k : {1, 129, 5376}) {
+          const GemmShape shape{.m = m, .n = n, .k = k};
+          for (const GemmPlan& plan : possible_plans(shape, Scaling::kOuter, device, Output::kGeglu)) {
+            SCOPED_TRACE(concat("SMs ", device[1], ", m ", m, ", n ", n, ", k ", k, ": ", to_string(plan)));
+            expect_cover<row_granule(Output::kGeglu)>(plan, shape);
+            if (::testing::Test::HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+  const auto plan = [](int64_t m) {
+    return to_string(plan_gemm({.m = m, .n = 43008, .k = 5376}, Scaling::kOuter, kH200, Output::kGeglu));
+  };
+  EXPECT_EQ(plan(128), "tile 112x128, K in 1, 396 tiles on 132 clusters (3 waves)");
+  EXPECT_EQ(plan(8192), "tile 128x192, pairs, K in 1, 7224 tiles on 66 clusters (110 waves)");
+}
+
+TEST(PackedLayout, PartsTakeTurns) {
+  EXPECT_EQ(part_row(0, 7, 2), 7);
+  EXPECT_EQ(part_row(8, 0, 2), 8);
+  EXPECT_EQ(part_row(0, 8, 2), 16);
+  EXPECT_EQ(part_row(8, 21503, 2), 43007);
+  EXPECT_EQ(part_row(13, 21, 1), 34);
+}
+
 TEST(GemmPlan, RowsAloneFillTheDeviceWhereTheyCan) {
   const GemmPlan gate_up = plan_gemm({.m = 128, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
   EXPECT_EQ(to_string(gate_up), "tile 112x128, K in 1, 396 tiles on 132 clusters (3 waves)");
@@ -201,6 +235,8 @@ TEST(GemmPlan, RefusesSizesByName) {
   expect_error(plan({.m = 0, .n = 1, .k = 1}), ErrorKind::kInvalidArgument, {"tokens 0", "expected"});
   expect_error(plan({.m = 1, .n = 0, .k = 1}), ErrorKind::kInvalidArgument, {"out features 0", "expected"});
   expect_error(plan({.m = 1, .n = 1, .k = -5}), ErrorKind::kInvalidArgument, {"in features -5", "expected"});
+  expect_error([] { (void)plan_gemm({.m = 1, .n = 24, .k = 1}, Scaling::kOuter, kH200, Output::kGeglu); },
+               ErrorKind::kInvalidArgument, {"out features 24", "multiple of 16"});
   expect_error(plan({.m = int64_t{1} << 40, .n = 1, .k = 1}), ErrorKind::kInvalidArgument, {"tokens", "expected"});
 }
 

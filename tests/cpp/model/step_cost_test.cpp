@@ -46,8 +46,9 @@ TEST(StepCost, DecodeOfGemma31B) {
   }
   const double parameters = 50 * 478.9e6 + 10 * 534.0e6;
   EXPECT_NEAR(flops / (2 * 128 * parameters), 1, 1e-3);
-  // 128 rows of E4M3 inputs and BF16 outputs: 40,448 and 70,144 columns on sliding layers, 48,640 and 72,192 on full.
-  const double activations = 128.0 * (50 * (40448 + 2 * 70144) + 10 * (48640 + 2 * 72192));
+  // 128 rows of E4M3 inputs and BF16 outputs: 40,448 and 48,640 columns on sliding layers, 48,640 and 50,688 on full;
+  // gate_up stores 21,504.
+  const double activations = 128.0 * (50 * (40448 + 2 * 48640) + 10 * (48640 + 2 * 50688));
   EXPECT_NEAR(weights / (parameters + activations), 1, 1e-3);
   EXPECT_DOUBLE_EQ(of(costs, StepPart::kLmHead).bf16_flops, 2.0 * 128 * 262144 * 5376);
   EXPECT_NEAR(of(costs, StepPart::kLmHead).bytes, 2.82e9 + 0.134e9, 0.02e9);
@@ -69,7 +70,7 @@ TEST(StepCost, PrefillOfGemma31B) {
   EXPECT_NEAR(of(costs, StepPart::kFullAttention).fp8_flops / 1e12, 22.0, 0.1);
   EXPECT_NEAR(of(costs, StepPart::kSlidingAttention).fp8_flops / 1e12, 12.9, 0.1);
   EXPECT_DOUBLE_EQ(of(costs, StepPart::kEmbedding).bytes, 8192.0 * 2 * 5376 * 2);
-  EXPECT_DOUBLE_EQ(of(costs, StepPart::kGeglu).bytes, 60 * 8192.0 * 21504 * 5);
+  EXPECT_DOUBLE_EQ(of(costs, StepPart::kGeglu).bytes, 60 * 8192.0 * 21504 * 3);
 }
 
 // With logits of the last token alone, the last layer (a full one) has one row behind its K and V; with none, nothing.
@@ -80,7 +81,7 @@ TEST(StepCost, LastLayerOfLastTokens) {
   const double pairs = 8192.0 * 8193 / 2;
   EXPECT_DOUBLE_EQ(of(costs, StepPart::kFullAttention).fp8_flops, (9 * pairs + 8192) * 4 * 32 * 512);
   EXPECT_DOUBLE_EQ(of(costs, StepPart::kGateUpGemm).fp8_flops, (59 * 8192.0 + 1) * 2 * 43008 * 5376);
-  EXPECT_DOUBLE_EQ(of(costs, StepPart::kGeglu).bytes, (59 * 8192.0 + 1) * 21504 * 5);
+  EXPECT_DOUBLE_EQ(of(costs, StepPart::kGeglu).bytes, (59 * 8192.0 + 1) * 21504 * 3);
   load.num_logit_rows = 0;
   const auto none = model.costs(load);
   EXPECT_DOUBLE_EQ(of(none, StepPart::kDownGemm).fp8_flops, 59 * 8192.0 * 2 * 5376 * 21504);
@@ -99,6 +100,7 @@ TEST(StepCost, ChunksAndBf16Weights) {
   EXPECT_EQ(of(bf16, StepPart::kQkvGemm).bf16_flops, of(fp8, StepPart::kQkvGemm).fp8_flops);
   EXPECT_EQ(of(bf16, StepPart::kQuantize).bytes, 0);  // attention outputs are the product's input as they are
   EXPECT_GT(of(bf16, StepPart::kNorms).bytes, of(fp8, StepPart::kNorms).bytes);
+  EXPECT_DOUBLE_EQ(of(bf16, StepPart::kGeglu).bytes, 59 * 3.0 * 21504 * 6);  // gate and up read, their product written
   EXPECT_EQ(of(model.costs({}), StepPart::kSlidingAttention).bytes, 0);
 }
 

@@ -27,17 +27,20 @@ std::vector<LinearInput> inputs_of(const ModelConfig& config, InputKind kind) {
 TEST(WorkspaceLayout, Gemma31B) {
   const ModelConfig config = testing::gemma_31b();
   const int64_t tokens = 8320;
-  const WorkspaceLayout layout = workspace_layout(config, inputs_of(config, InputKind::kPerToken),
+  const WorkspaceLayout layout = workspace_layout(config, inputs_of(config, InputKind::kPerToken), true,
                                                   {.max_tokens = tokens, .max_sequences = 128, .max_logit_rows = 128});
   const int64_t stream = tokens * 5376 * 2;
-  const int64_t mlp = tokens * 43008 * 2;  // more than qkv (18,432 columns on full layers) and attention (16,384)
-  const int64_t input = tokens * 21504;    // 65 blocks of 128 rows
+  const int64_t attention = tokens * (18432 + 16384) * 2;  // qkv and attention of full layers: more than 21,504 columns
+  const int64_t input = tokens * 21504;                    // 65 blocks of 128 rows
   const int64_t rope = tokens * (256 + 128) * 4;
-  EXPECT_EQ(layout.bytes, 2 * stream + mlp + input + tokens * 4 + rope + 2 * 128 * 5376 * 2 + 128 * 262144 * 4);
+  EXPECT_EQ(layout.bytes, 2 * stream + attention + input + tokens * 4 + rope + 2 * 128 * 5376 * 2 + 128 * 262144 * 4);
   EXPECT_EQ(layout.gate_up, layout.qkv);
   EXPECT_EQ(layout.attention - layout.qkv, tokens * 18432 * 2);
   EXPECT_GT(layout.bytes, kGiB);
   EXPECT_LT(layout.bytes, 5 * kGiB / 4);
+  const WorkspaceLayout apart = workspace_layout(config, inputs_of(config, InputKind::kPerToken), false,
+                                                 {.max_tokens = tokens, .max_sequences = 128, .max_logit_rows = 128});
+  EXPECT_EQ(apart.bytes - layout.bytes, tokens * 43008 * 2 - attention);
 }
 
 // Everything in its own place, but gate_up where qkv and attention were.
@@ -46,14 +49,15 @@ TEST(WorkspaceLayout, PartsDoNotOverlap) {
     const ModelConfig config = parse_model_config(json.dump());
     for (const InputKind kind : {InputKind::kBf16, InputKind::kPerToken, InputKind::kPerBlock, InputKind::kStatic}) {
       for (const int64_t tokens : {1, 7, 128, 129}) {
+        const bool gated = kind == InputKind::kPerToken;
         const WorkspaceLayout layout = workspace_layout(
-            config, inputs_of(config, kind), {.max_tokens = tokens, .max_sequences = 2, .max_logit_rows = 3});
+            config, inputs_of(config, kind), gated, {.max_tokens = tokens, .max_sequences = 2, .max_logit_rows = 3});
         const int64_t hidden = tokens * 32 * 2;
         EXPECT_GE(layout.last_hidden, layout.hidden + hidden);
         EXPECT_GE(layout.projected, layout.last_hidden + 2 * 32 * 2);
         EXPECT_GE(layout.qkv, layout.projected + hidden);
         EXPECT_GE(layout.input, layout.attention + tokens * 4 * 32 * 2);
-        EXPECT_GE(layout.input, layout.gate_up + tokens * 2 * 48 * 2);
+        EXPECT_GE(layout.input, layout.gate_up + tokens * (gated ? 1 : 2) * 48 * 2);
         const int64_t padded_rows = (tokens + 127) / 128 * 128;
         const int64_t widest = config.family == ModelFamily::kGemma4 ? 256 : 128;  // Hq * head dim, in chunks of 128
         EXPECT_GE(layout.input_scales - layout.input,

@@ -22,7 +22,7 @@ inline void write_weight(const PlannedWeight& weight, std::vector<uint8_t>& imag
         continue;
       }
       for (int64_t column = 0; column < weight.k; ++column) {
-        const int64_t at = weight.offset + packed_fp8::packed_offset(part.first_row + row, column, weight.k);
+        const int64_t at = weight.offset + packed_fp8::packed_offset(part.packed_row(row), column, weight.k);
         image[static_cast<size_t>(at)] = stored[row * weight.k + column];
       }
     }

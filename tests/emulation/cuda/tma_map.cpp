@@ -12,9 +12,10 @@ TmaMap make_tma_map(const BoxedMatrix& matrix) {
   const auto address = reinterpret_cast<uintptr_t>(matrix.data);
   check_as(ErrorKind::kCuda,
            address % 16 == 0 && matrix.stride % 8 == 0 && matrix.stride >= matrix.columns && matrix.rows > 0 &&
-               matrix.columns > 0 && matrix.box_rows > 0 && matrix.box_rows <= 256,
+               matrix.columns > 0 && matrix.box_rows > 0 && matrix.box_rows <= 256 &&
+               (matrix.box_columns == 64 || matrix.box_columns == 32),
            "cuTensorMapEncodeTiled of [", matrix.rows, ", ", matrix.columns, "], stride ", matrix.stride, ", ",
-           matrix.box_rows, " rows a box: expected what the driver takes");
+           matrix.box_rows, " rows of ", matrix.box_columns, " a box: expected what the driver takes");
   TmaMap map;
   static_assert(sizeof(BoxedMatrix) <= sizeof(map.opaque));
   std::memcpy(map.opaque.data(), &matrix, sizeof(matrix));

@@ -7,20 +7,22 @@
 namespace quaver::simt {
 namespace {
 
-constexpr int kLineBytes = kBoxColumns * static_cast<int>(sizeof(Bf16));
 constexpr int kPieceBytes = 16;
+constexpr int kBankBytes = 128;  // of all banks: after so many the pieces are permuted in another way
 
 void store(const Box& box) {
   BoxedMatrix matrix;
   std::memcpy(static_cast<void*>(&matrix), box.map.opaque.data(), sizeof(matrix));
-  const uint8_t* const lines = shared_pointer(box.source, matrix.box_rows * kLineBytes);
+  const int line_bytes = matrix.box_columns * static_cast<int>(sizeof(Bf16));
+  const uint8_t* const lines = shared_pointer(box.source, matrix.box_rows * line_bytes);
   for (int line = 0; line < matrix.box_rows && box.row + line < matrix.rows; ++line) {
-    for (int column = 0; column < kBoxColumns && box.column + column < matrix.columns; ++column) {
-      const int piece = column * static_cast<int>(sizeof(Bf16)) / kPieceBytes ^ line % 8;
+    for (int column = 0; column < matrix.box_columns && box.column + column < matrix.columns; ++column) {
+      const int piece = column * static_cast<int>(sizeof(Bf16)) / kPieceBytes ^
+                        line * line_bytes / kBankBytes % (line_bytes / kPieceBytes);
       const int in_piece = column * static_cast<int>(sizeof(Bf16)) % kPieceBytes;
       Bf16* const to = matrix.data + (box.row + line) * matrix.stride + box.column + column;
       expect(in_device_memory(to, sizeof(Bf16)), "tensor store to ", to, ": expected a place inside one allocation");
-      std::memcpy(to, lines + line * kLineBytes + piece * kPieceBytes + in_piece, sizeof(Bf16));
+      std::memcpy(to, lines + line * line_bytes + piece * kPieceBytes + in_piece, sizeof(Bf16));
     }
   }
 }

@@ -1,0 +1,12 @@
+#include "gemm/packed_fp8/instance.cuh"
+
+namespace quaver::packed_fp8 {
+
+template struct Instance<8, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<16, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<32, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<64, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<128, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<192, Scaling::kOuter, Output::kGeglu>;
+
+}  // namespace quaver::packed_fp8
