@@ -26,7 +26,7 @@ run() {  # run NAME COMMAND...: output to NAME.log, its end to the terminal when
 }
 
 build() {
-  cmake --preset cuda -DCMAKE_CUDA_COMPILER="$(scripts/cuda_compiler.sh)" && cmake --build --preset cuda -j "$jobs" --target gpu_tests bench_attention bench_gemm bench_ops bench_sampling
+  cmake --preset cuda -DCMAKE_CUDA_COMPILER="$(scripts/cuda_compiler.sh)" && cmake --build --preset cuda -j "$jobs" --target gpu_tests bench_attention bench_gemm bench_ops bench_layers bench_sampling
 }
 
 commit=${QUAVER_COMMIT:-$(git rev-parse --short HEAD 2> /dev/null || echo unknown)}

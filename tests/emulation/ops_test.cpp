@@ -33,7 +33,9 @@ class OpsRows : public ::testing::TestWithParam<InputKind> {
 };
 
 TEST_P(OpsRows, NormQuantize) {
-  for (const int64_t columns : {8, 200, 640, 1152, 2560}) check_norm_quantize(shape(7, columns));
+  for (const int64_t columns : {8, 200, 640, 1152, 2560}) {
+    for (const int64_t tokens : {2, 7}) check_norm_quantize(shape(tokens, columns));
+  }
   for (const int64_t tokens : {0, 1, 131}) check_norm_quantize(shape(tokens, 136));
   check_norm_quantize(shape(3, 5376));
   check_norm_quantize(shape(2, 8192));
@@ -41,20 +43,25 @@ TEST_P(OpsRows, NormQuantize) {
 }
 
 TEST_P(OpsRows, AddNormQuantize) {
-  for (const int64_t columns : {8, 200, 640, 1152, 3840}) check_add_norm_quantize(shape(5, columns), 1.0F);
+  for (const int64_t columns : {8, 200, 640, 1152, 3840}) {
+    for (const int64_t tokens : {2, 5}) check_add_norm_quantize(shape(tokens, columns), 1.0F);
+  }
   for (const int64_t tokens : {0, 1, 131}) check_add_norm_quantize(shape(tokens, 136), 0.37F);
   check_add_norm_quantize(shape(2, 5376), 0.8F);
   for (const int64_t columns : {8, 200, 2560}) check_add_norm_quantize(shape(133, columns), 0.8F);
 }
 
 TEST_P(OpsRows, GegluQuantize) {
-  for (const int64_t columns : {8, 200, 2048, 6912, 10240}) check_geglu_quantize(shape(5, columns));
+  for (const int64_t columns : {8, 200, 2048, 6912, 10240}) {
+    for (const int64_t tokens : {2, 5}) check_geglu_quantize(shape(tokens, columns));
+  }
   for (const int64_t tokens : {0, 1, 131}) check_geglu_quantize(shape(tokens, 136));
   check_geglu_quantize(shape(2, 21504));
   for (const int64_t columns : {8, 200, 8448}) check_geglu_quantize(shape(133, columns));
 }
 
-// A CTA has one token in the one case and two in the other, and goes on to others in the last.
+// A CTA, or two, has one token in the one case and two in the other, and goes on to others in the last. (The emulated
+// device has 2 SMs: up to 2 tokens are few.)
 TEST_P(OpsRows, TokenAloneHasTheSameBits) {
   for (const int64_t columns : {136, 2176}) check_rows_alone(shape(141, columns));
   check_rows_alone(shape(4301, 40));
@@ -64,7 +71,9 @@ INSTANTIATE_TEST_SUITE_P(Kinds, OpsRows, ::testing::ValuesIn(kInputKinds));
 
 TEST(Ops, QuantizeGivesTheCpusCodes) {
   for (const InputKind kind : kE4M3Kinds) {
-    for (const int64_t columns : {8, 200, 1024, 4096, 16384}) check_quantize({kind, 11, columns});
+    for (const int64_t columns : {8, 200, 1024, 4096, 16384}) {
+      for (const int64_t tokens : {2, 11}) check_quantize({kind, tokens, columns});
+    }
     for (const int64_t tokens : {0, 1, 131, 133, 4301}) check_quantize({kind, tokens, 136});
     check_quantize({kind, 133, 8448});
   }
@@ -91,8 +100,10 @@ TEST(Ops, FinalNormGathersRows) {
 TEST(Ops, AnyOrderOfThreads) {
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     const simt::RandomOrder order(seed);
-    check_add_norm_quantize({InputKind::kPerToken, 3, 2560}, 0.9F);
-    check_norm_quantize({InputKind::kPerBlock, 3, 640});
+    for (const int64_t tokens : {2, 3}) {
+      check_add_norm_quantize({InputKind::kPerToken, tokens, 2560}, 0.9F);
+      check_norm_quantize({InputKind::kPerBlock, tokens, 640});
+    }
     check_geglu_quantize({InputKind::kPerToken, 2, 8448});
     check_quantize({InputKind::kPerToken, 2, 4096});
     check_rows_alone({InputKind::kPerToken, 135, 2176});
@@ -103,10 +114,11 @@ KvLayout layout(KvDtype dtype, int heads, int dim, int page_size) {
   return {.dtype = dtype, .num_kv_heads = heads, .head_dim_k = dim, .head_dim_v = dim, .page_size = page_size};
 }
 
-/// A mixed step: single tokens on pages of their own, two skipped, then a piece of a prompt from the middle of a block.
-std::vector<int64_t> mixed_slots(int page_size) {
+/// A mixed step: single tokens on pages of their own, two skipped, then `prompt` tokens of a prompt from the middle of
+/// a block.
+std::vector<int64_t> mixed_slots(int page_size, int prompt = 53) {
   std::vector<int64_t> slots{3, page_size + 7, -1, 2 * page_size, 3 * page_size + 15};
-  for (int64_t i = 0; i < 53; ++i) slots.push_back(4 * page_size + 11 + i);
+  for (int64_t i = 0; i < prompt; ++i) slots.push_back(4 * page_size + 11 + i);
   slots[30] = -1;
   return slots;
 }
@@ -114,13 +126,15 @@ std::vector<int64_t> mixed_slots(int page_size) {
 TEST(OpsQkv, EveryHeadDim) {
   for (const KvDtype dtype : {KvDtype::kE4M3, KvDtype::kBF16}) {
     for (const int dim : {64, 80, 128, 256, 512}) {
-      SCOPED_TRACE(concat(kv_dtype_name(dtype), " ", dim));
-      check_qkv_append({.layout = layout(dtype, 2, dim, 16),
-                        .num_q_heads = 3,
-                        .rotary_pairs = dim / 2,
-                        .scaled = dtype == KvDtype::kE4M3,
-                        .slots = mixed_slots(16),
-                        .num_pages = 9});
+      for (const int prompt : {53, 130}) {
+        SCOPED_TRACE(concat(kv_dtype_name(dtype), " ", dim, ", prompt of ", prompt));
+        check_qkv_append({.layout = layout(dtype, 2, dim, 16),
+                          .num_q_heads = 3,
+                          .rotary_pairs = dim / 2,
+                          .scaled = dtype == KvDtype::kE4M3,
+                          .slots = mixed_slots(16, prompt),
+                          .num_pages = 14});
+      }
     }
   }
 }
@@ -147,14 +161,17 @@ TEST(OpsQkv, PartialRotationKIsVAndRopeScaling) {
   }
 }
 
+// V by tiles and, of at most 128 tokens, by warps.
 TEST(OpsQkv, Slots) {
-  const auto check = [](std::vector<int64_t> slots) {
-    check_qkv_append({.layout = layout(KvDtype::kE4M3, 1, 64, 16),
-                      .num_q_heads = 1,
-                      .rotary_pairs = 32,
-                      .v_norm = true,
-                      .slots = std::move(slots),
-                      .num_pages = 8});
+  const auto check = [](const std::vector<int64_t>& slots) {
+    for (const int dim : {64, 256}) {
+      check_qkv_append({.layout = layout(KvDtype::kE4M3, 1, dim, 16),
+                        .num_q_heads = 1,
+                        .rotary_pairs = 32,
+                        .v_norm = true,
+                        .slots = slots,
+                        .num_pages = 20});
+    }
   };
   check({});
   check({17});
@@ -164,18 +181,23 @@ TEST(OpsQkv, Slots) {
   check(consecutive(16, 96));
   check(consecutive(5, 107));
   check(shuffled(61, 128, 2));
+  check(shuffled(140, 320, 3));
+  check(consecutive(7, 160));
   std::vector<int64_t> descending = consecutive(0, 48);
   std::reverse(descending.begin(), descending.end());
   check(descending);
 }
 
 TEST(OpsQkv, TokenAloneHasTheSameBits) {
-  const QkvSpec spec{.layout = layout(KvDtype::kE4M3, 5, 64, 16),
-                     .num_q_heads = 9,
-                     .rotary_pairs = 32,
-                     .slots = consecutive(9, 600),
-                     .num_pages = 39};
+  QkvSpec spec{.layout = layout(KvDtype::kE4M3, 5, 64, 16),
+               .num_q_heads = 9,
+               .rotary_pairs = 32,
+               .slots = consecutive(9, 600),
+               .num_pages = 39};
   for (const int64_t token : {0, 8, 599}) check_token_alone(spec, token);
+  spec.layout = layout(KvDtype::kE4M3, 2, 256, 16);
+  spec.slots = consecutive(9, 140);
+  for (const int64_t token : {0, 8, 139}) check_token_alone(spec, token);
 }
 
 // Enough tokens that warps and CTAs take several heads: an odd number of them, and a last share with fewer.

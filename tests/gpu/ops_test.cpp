@@ -182,6 +182,7 @@ TEST(OpsQkv, Slots) {
     check(consecutive(0, 16));
     check(consecutive(16, 640));
     check(consecutive(5, 613));
+    check(shuffled(100, 260, 4));
     check(shuffled(300, 700, 2));
     std::vector<int64_t> descending = consecutive(0, 600);
     std::reverse(descending.begin(), descending.end());

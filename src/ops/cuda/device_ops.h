@@ -5,8 +5,8 @@
 //
 // Pointers are device memory; matrices are dense and row-major and begin at multiples of 16 bytes. Norm weights are
 // effective multipliers (1 + w for Gemma 3). Rows have a multiple of 8 columns: hidden_size up to 8,192, others up to
-// 21,504. Norm weights and scales are read before the kernel in front has ended: they are written before a step begins,
-// and complete. With 0 tokens nothing happens. Host functions throw
+// 21,504. Norm weights, scales and slots are read before the kernel in front has ended: they are written before a step
+// begins, and complete. With 0 tokens nothing happens. Host functions throw
 // Error(kInvalidArgument) before anything is launched.
 #pragma once
 

@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "core/cuda.h"
+#include "core/device_info.h"
 #include "ops/cuda/device_ops.h"
 #include "ops/cuda/row_shape.h"
 
@@ -52,44 +56,78 @@ struct RowKernels {
   }
 };
 
-/// SMs of an H100 or H200 SXM: rows that have one each are few. Results do not depend on it.
-inline constexpr int kSms = 132;
+/// `ask()` for the current device and `key`, asked once for each: a step launches too often to ask every time. From any
+/// thread.
+template <class Key, class Ask>
+[[nodiscard]] int once_a_device(const Key& key, Ask ask) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, Key>, int> answers;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  const std::pair at(device, key);
+  const auto known = answers.find(at);
+  return known != answers.end() ? known->second : answers[at] = ask(device);
+}
 
-/// A CTA a row.
+/// SMs of the current device: rows that have one each are few. Results do not depend on it.
+[[nodiscard]] inline int64_t num_sms() {
+  return once_a_device(0, [](int device) { return query_device(device).num_sms; });
+}
+
+/// A CTA for each of `count` rows, or pairs of them.
 template <class Parameters>
-void launch_each(const RowKernels<Parameters>& kernels, int64_t num_rows, const Parameters& parameters,
+void launch_each(const RowKernels<Parameters>& kernels, int64_t count, const Parameters& parameters,
                  cudaStream_t stream) {
   const RowShape shape = row_shape(parameters.columns);
-  launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(num_rows)), shape.threads, 0, stream, parameters);
+  launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(count)), shape.threads, 0, stream, parameters);
 }
 
-/// The same with one kernel for few rows and one for many.
+/// Two rows a CTA, or, as long as each row has an SM of its own, a cluster of two CTAs. `staged`: rows of a token that
+/// come through shared memory (StagedRow).
 template <class Parameters>
-void launch_each(const RowKernels<Parameters>& few, const RowKernels<Parameters>& many, int64_t num_rows,
-                 const Parameters& parameters, cudaStream_t stream) {
-  launch_each(num_rows <= kSms ? few : many, num_rows, parameters, stream);
-}
-
-/// Two tokens for two CTAs as long as each has an SM of its own; else for one, in as many CTAs as fit, which go on to
-/// others. `streams`: rows of a token that the kernel reads.
-template <class Parameters>
-void launch_pairs(const RowKernels<Parameters>& few, const RowKernels<Parameters>& many, int streams,
-                  const Parameters& parameters, cudaStream_t stream) {
+void launch_neighbours(const RowKernels<Parameters>& few, const RowKernels<Parameters>& many, int staged,
+                       const Parameters& parameters, cudaStream_t stream) {
   const RowShape shape = row_shape(parameters.columns);
-  const int64_t pairs = (parameters.num_tokens + 1) / 2;
-  if (2 * pairs <= kSms) {
-    launch_programmatic(few.of(shape), dim3(static_cast<unsigned>(2 * pairs)), shape.threads, 0, stream, parameters,
-                        TwoHalves::kCtas);
-    return;
-  }
-  auto* const kernel = many.of(shape);
-  const int shared = streams * shape.vectors * TwoTokens::kTokens * shape.threads * 16;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
-  int resident = 0;
-  check_cuda(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, shape.threads, static_cast<size_t>(shared)),
-      "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const int64_t ctas = std::min(pairs, int64_t{resident} * kSms);
+  const bool is_few = parameters.num_rows <= num_sms();
+  const int cluster = is_few ? 2 : 1;
+  const int64_t ctas = (int64_t{parameters.num_rows} + 1) / 2 * cluster;
+  const int shared = staged * shape.vectors * shape.threads * 16 * (2 / cluster);
+  launch_programmatic((is_few ? few : many).of(shape), dim3(static_cast<unsigned>(ctas)), shape.threads, shared, stream,
+                      parameters, cluster);
+}
+
+/// Two tokens for the two CTAs of a cluster, as long as each CTA has an SM of its own. Whether it did.
+template <class Parameters>
+[[nodiscard]] bool launch_halves(const RowKernels<Parameters>& kernels, const Parameters& parameters,
+                                 cudaStream_t stream) {
+  const int64_t ctas = (parameters.num_tokens + 1) / 2 * TwoHalves::kCtas;
+  if (ctas > num_sms()) return false;
+  const RowShape shape = row_shape(parameters.columns);
+  launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(ctas)), shape.threads, 0, stream, parameters,
+                      TwoHalves::kCtas);
+  return true;
+}
+
+/// Two tokens for one CTA, in as many CTAs as fit, which go on to others. `streams`: rows of a token that the kernel
+/// reads.
+template <class Parameters>
+void launch_pairs(const RowKernels<Parameters>& kernels, int streams, const Parameters& parameters,
+                  cudaStream_t stream) {
+  const RowShape shape = row_shape(parameters.columns);
+  auto* const kernel = kernels.of(shape);
+  const auto shared_bytes = [&](int threads) { return streams * shape.vectors * TwoTokens::kTokens * threads * 16; };
+  const int shared = shared_bytes(shape.threads);
+  const int resident = once_a_device(std::pair(kernel, shape.threads), [&](int) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    shared_bytes(max_threads(shape.vectors))),
+               "cudaFuncSetAttribute");
+    int ctas = 0;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, shape.threads, static_cast<size_t>(shared)),
+               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return ctas;
+  });
+  const int64_t ctas = std::min((parameters.num_tokens + 1) / 2, resident * num_sms());
   launch_programmatic(kernel, dim3(static_cast<unsigned>(ctas)), shape.threads, shared, stream, parameters);
 }
 

@@ -22,13 +22,14 @@ void norm_quantize(const NormQuantizeArgs& args, cudaStream_t stream) {
   check_pointer("hidden", args.hidden);
   check_pointer("norm", args.norm);
   check_output(args.out, args.num_tokens);
-  launch_each<NormParameters>(kNorm<OneToken>, kNorm<EachToken>, args.num_tokens,
-                              {.rows = args.hidden,
-                               .norm = args.norm,
-                               .eps = args.eps,
-                               .columns = static_cast<int>(args.hidden_size),
-                               .out = args.out},
-                              stream);
+  launch_neighbours<NormParameters>(kNorm<TokenOfTwo>, kNorm<TokenPair>, 0,
+                                    {.rows = args.hidden,
+                                     .num_rows = static_cast<int>(args.num_tokens),
+                                     .norm = args.norm,
+                                     .eps = args.eps,
+                                     .columns = static_cast<int>(args.hidden_size),
+                                     .out = args.out},
+                                    stream);
 }
 
 void add_norm_quantize(const AddNormQuantizeArgs& args, cudaStream_t stream) {
@@ -42,16 +43,18 @@ void add_norm_quantize(const AddNormQuantizeArgs& args, cudaStream_t stream) {
     check_pointer("next norm", args.next_norm);
     check_output(args.out, args.num_tokens);
   }
-  launch_each<AddNormParameters>(kAddNorm<OneToken>, kAddNorm<EachToken>, args.num_tokens,
-                                 {.projected = args.projected,
-                                  .post_norm = args.post_norm,
-                                  .hidden = args.hidden,
-                                  .layer_scalar = args.layer_scalar,
-                                  .next_norm = args.next_norm,
-                                  .eps = args.eps,
-                                  .columns = static_cast<int>(args.hidden_size),
-                                  .out = args.out},
-                                 stream);
+  launch_neighbours<AddNormParameters>(kAddNorm<TokenOfTwo>, kAddNorm<TokenPair>, 1,
+                                       {.projected = args.projected,
+                                        .post_norm = args.post_norm,
+                                        .hidden = args.hidden,
+                                        .layer_scalar = args.layer_scalar,
+                                        .next_norm = args.next_norm,
+                                        .num_rows = static_cast<int>(args.num_tokens),
+                                        .ahead = kPairCtas * TokenPair::kRows * static_cast<int>(num_sms()),
+                                        .eps = args.eps,
+                                        .columns = static_cast<int>(args.hidden_size),
+                                        .out = args.out},
+                                       stream);
 }
 
 void final_norm(const FinalNormArgs& args, cudaStream_t stream) {
@@ -62,14 +65,15 @@ void final_norm(const FinalNormArgs& args, cudaStream_t stream) {
   check_pointer("rows", args.rows, 4);
   check_pointer("norm", args.norm);
   check_pointer("out", args.out);
-  launch_each<NormParameters>(kNorm<OneToken>, kNorm<EachToken>, args.num_rows,
-                              {.rows = args.hidden,
-                               .gather = args.rows,
-                               .norm = args.norm,
-                               .eps = args.eps,
-                               .columns = static_cast<int>(args.hidden_size),
-                               .out = {.rows = args.out}},
-                              stream);
+  launch_neighbours<NormParameters>(kNorm<TokenOfTwo>, kNorm<TokenPair>, 0,
+                                    {.rows = args.hidden,
+                                     .gather = args.rows,
+                                     .num_rows = static_cast<int>(args.num_rows),
+                                     .norm = args.norm,
+                                     .eps = args.eps,
+                                     .columns = static_cast<int>(args.hidden_size),
+                                     .out = {.rows = args.out}},
+                                    stream);
 }
 
 }  // namespace quaver::device_ops

@@ -1,7 +1,7 @@
 // RMS norms, with the residual sum in front and the quantisation behind.
 #pragma once
 
-#include "ops/cuda/row_output.cuh"
+#include "ops/cuda/pair_output.cuh"
 #include "ptx/launch.cuh"
 
 namespace quaver::device_ops {
@@ -9,6 +9,7 @@ namespace quaver::device_ops {
 struct NormParameters {
   const Bf16* rows = nullptr;
   const int32_t* gather = nullptr;  ///< row of each output; null: its own number
+  int num_rows = 0;
   const float* norm = nullptr;
   float eps = 0.0F;
   int columns = 0;
@@ -21,101 +22,153 @@ struct AddNormParameters {
   Bf16* hidden = nullptr;
   float layer_scalar = 1.0F;
   const float* next_norm = nullptr;  ///< null: no output
+  int num_rows = 0;
+  int ahead = 0;  ///< many tokens: from those of a CTA to those that L2 is asked for meanwhile
   float eps = 0.0F;
   int columns = 0;
   GemmInput out{};
 };
 
-/// 1 / rms of the row.
-template <class Share, class AnyRow>
-[[nodiscard]] __device__ __forceinline__ float inverse_rms(const AnyRow& row, int columns, float eps,
-                                                           Scratch<Share>& scratch) {
-  const float squares = reduce_row(sum_of_squares(row), scratch, Add{});
-  return rsqrtf(squares / static_cast<float>(columns) + eps);
-}
+/// Rows of a CTA as they lie in memory; those that do not exist are zeros.
+template <int kVectors, class Share>
+using RawRows = RawRow<kVectors>[Share::kRows];
 
-/// row * factor * weights. Rounded before anything is added to it (no FMA), in every kernel alike.
-template <class Share, int kCount, class Weights>
-[[nodiscard]] __device__ __forceinline__ Row<kCount> scaled(const RawRow<kCount>& row, float factor,
-                                                            const Weights& weights, int columns) {
-  Row<kCount> result{};
+/// 1 / rms of each row.
+template <class Share, int kVectors>
+[[nodiscard]] __device__ __forceinline__ Values<Share> inverse_rms(const RawRow<kVectors> (&rows)[Share::kRows],
+                                                                   int columns, float eps, Scratch<Share>& scratch) {
+  Values<Share> result;
 #pragma unroll
-  for (int v = 0; v < kCount; ++v) {
-    if (first_column<Share>(v) >= columns) continue;
-    const Vector vector = row.get(v);
-    const Vector weight = weights.get(v);
+  for (int r = 0; r < Share::kRows; ++r) result.of[r] = sum_of_squares(rows[r]);
+  result = reduce_rows(result, scratch, Add{});
 #pragma unroll
-    for (int i = 0; i < kVector; ++i)
-      result.vectors[v].values[i] = __fmul_rn(vector.values[i] * factor, weight.values[i]);
-  }
+  for (float& value : result.of) value = rsqrtf(value / static_cast<float>(columns) + eps);
   return result;
 }
 
-/// Threads and CTAs of them that an SM is to have registers for. Many tokens: 4 CTAs with rows of 5,376 columns, so
-/// that the loads of one hide behind the sums of others.
+/// row * factor * weights. Rounded before anything is added to it (no FMA), in every kernel alike.
+[[nodiscard]] __device__ __forceinline__ Vector scaled(const Vector& row, float factor, const Vector& weights) {
+  Vector result;
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) result.values[i] = __fmul_rn(row.values[i] * factor, weights.values[i]);
+  return result;
+}
+
+/// rms_norm(rows) goes to the GEMM's input; `tokens` of -1 do not.
+template <class Share, int kVectors, class Weights>
+__device__ __forceinline__ void store_normed(const GemmInput& out, const int (&tokens)[Share::kRows], int columns,
+                                             const RawRow<kVectors> (&rows)[Share::kRows], const Values<Share>& inverse,
+                                             const Weights& weights, int num_rows, Scratch<Share>& scratch,
+                                             PieceExchange<kVectors>& exchange) {
+  Row<kVectors> normed[Share::kRows];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector weight = weights.get(v);
+#pragma unroll
+    for (int r = 0; r < Share::kRows; ++r) normed[r].vectors[v] = scaled(rows[r].get(v), inverse.of[r], weight);
+  }
+  if constexpr (Share::kRows == 1) {
+    store_row(OutputRow{out, tokens[0], columns}, normed[0], num_rows, scratch, exchange);
+  } else {
+    store_pair(out, tokens, columns, normed, scratch);
+  }
+}
+
+/// CTAs an SM has for pairs of rows of 5,376 columns, so that the loads of one hide behind the sums of others.
+inline constexpr int kPairCtas = 3;
+/// Threads that an SM is to have registers for.
 template <int kVectors, class Share>
-inline constexpr int kNormThreads = std::is_same_v<Share, EachToken> && kVectors == 3 ? 448 : max_threads(kVectors);
+inline constexpr int kNormThreads =
+    std::is_same_v<Share, TokenPair> && kVectors == 3 ? kPairCtas * 224 : max_threads(kVectors);
 template <int kVectors, class Share>
-inline constexpr int kNormCtas = std::is_same_v<Share, OneToken> ? 1 : (kVectors == 1 ? 6 : 2);
+inline constexpr int kNormCtas = std::is_same_v<Share, TokenPair> && kVectors == 1 ? 4 : 1;
 
 template <int kVectors, class Share>
 __global__ void __launch_bounds__(kNormThreads<kVectors, Share>, kNormCtas<kVectors, Share>)
     quaver_norm(const __grid_constant__ NormParameters p) {
   __shared__ Scratches<2, Share> scratches;
+  __shared__ PieceExchange<kVectors> exchange;
   ptx::launch_dependents();
   scratches.prepare();
+  if constexpr (Share::kRows == 1) exchange.prepare();
   const NormWeights<kVectors, Share> weights(p.norm, p.columns);
   ptx::grid_dependency_wait();
-  const auto token = static_cast<int>(blockIdx.x);
-  const int source = p.gather == nullptr ? token : __ldcg(p.gather + token);
-  if (source < 0) return;
-  const auto row = load_row<kVectors, Share>(p.rows + int64_t{source} * p.columns, p.columns);
+  RawRows<kVectors, Share> rows;
+  int tokens[Share::kRows];
+#pragma unroll
+  for (int r = 0; r < Share::kRows; ++r) {
+    const int row = static_cast<int>(blockIdx.x) * Share::kRows + r;
+    const int source = row >= p.num_rows ? -1 : p.gather == nullptr ? row : __ldcg(p.gather + row);
+    tokens[r] = source < 0 ? -1 : row;
+    const int columns = source < 0 ? 0 : p.columns;
+    rows[r] = load_row<kVectors, Share>(p.rows + int64_t{source} * columns, columns);
+  }
+  __syncwarp();  // all loads are on their way before the first is waited for
   auto& scratch = scratches.all[0];
-  const float inverse = inverse_rms(row, p.columns, p.eps, scratch[0]);
-  store_row(OutputRow{p.out, token, p.columns}, scaled<Share>(row, inverse, weights, p.columns), scratch[1]);
+  const Values<Share> inverse = inverse_rms(rows, p.columns, p.eps, scratch[0]);
+  store_normed<Share>(p.out, tokens, p.columns, rows, inverse, weights, p.num_rows, scratch[1], exchange);
 }
 
-/// (hidden + norm) * layer_scalar, rounded to BF16 as it is stored.
-template <int kCount>
-[[nodiscard]] __device__ __forceinline__ RawRow<kCount> residual_sum(const RawRow<kCount>& hidden,
-                                                                     const Row<kCount>& norm, float layer_scalar) {
-  RawRow<kCount> sum;
+/// (hidden + projected * inverse * weights) * layer_scalar, rounded to BF16 as it is stored.
+[[nodiscard]] __device__ __forceinline__ uint4 residual_sum(const Vector& hidden, const Vector& normed,
+                                                            float layer_scalar) {
+  Vector sum;
 #pragma unroll
-  for (int v = 0; v < kCount; ++v) {
-    Vector vector = hidden.get(v);
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      vector.values[i] = (vector.values[i] + norm.vectors[v].values[i]) * layer_scalar;
-    }
-    sum.vectors[v] = to_bf16_vector(vector);
-  }
-  return sum;
+  for (int i = 0; i < kVector; ++i) sum.values[i] = (hidden.values[i] + normed.values[i]) * layer_scalar;
+  return to_bf16_vector(sum);
 }
 
 template <int kVectors, class Share>
 __global__ void __launch_bounds__(kNormThreads<kVectors, Share>, kNormCtas<kVectors, Share>)
     quaver_add_norm(const __grid_constant__ AddNormParameters p) {
   __shared__ Scratches<3, Share> scratches;
+  __shared__ PieceExchange<kVectors> exchange;
   ptx::launch_dependents();
   scratches.prepare();
+  if constexpr (Share::kRows == 1) exchange.prepare();
   const NormWeights<kVectors, Share> post_norm(p.post_norm, p.columns);
   const NormWeights<kVectors, Share> next_norm(p.next_norm, p.next_norm == nullptr ? 0 : p.columns);
   ptx::grid_dependency_wait();
-  const auto token = static_cast<int>(blockIdx.x);
-  Bf16* const hidden = p.hidden + int64_t{token} * p.columns;
-  const auto projected = load_row<kVectors, Share>(p.projected + int64_t{token} * p.columns, p.columns);
-  const auto old = load_row<kVectors, Share>(hidden, p.columns);
-  auto& scratch = scratches.all[0];
-  const float inverse = inverse_rms(projected, p.columns, p.eps, scratch[0]);
-  const auto sum = residual_sum(old, scaled<Share>(projected, inverse, post_norm, p.columns), p.layer_scalar);
+  // What is wanted last is fetched first: in registers it would be loaded only after the first of the others is there.
+  RawRows<kVectors, Share> rows;
+  int tokens[Share::kRows];
 #pragma unroll
-  for (int v = 0; v < sum.kCount; ++v) {
+  for (int r = 0; r < Share::kRows; ++r) {
+    const int token = static_cast<int>(blockIdx.x) * Share::kRows + r;
+    tokens[r] = token < p.num_rows ? token : -1;
+    const int columns = tokens[r] < 0 ? 0 : p.columns;
+    const int64_t at = int64_t{tokens[r]} * columns;
+    StagedRow<kVectors, Share> hidden(r);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) hidden.fetch(v, p.hidden + at, columns);
+    rows[r] = load_row<kVectors, Share>(p.projected + at, columns);
+  }
+  if (p.columns == 0) return;  // never, but no load is put off until after it
+  if constexpr (Share::kRows > 1) {
+    const int64_t next = int64_t{blockIdx.x} * Share::kRows + p.ahead;
+    prefetch_rows<Share::kRows>(p.projected, next, p.num_rows, p.columns);
+    prefetch_rows<Share::kRows>(p.hidden, next, p.num_rows, p.columns);
+  }
+  auto& scratch = scratches.all[0];
+  const Values<Share> inverse = inverse_rms(rows, p.columns, p.eps, scratch[0]);
+  ptx::wait_async_copies();
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
     const int column = first_column<Share>(v);
-    if (column < p.columns) store_vector(hidden + column, sum.vectors[v]);
+    const Vector weight = post_norm.get(v);
+#pragma unroll
+    for (int r = 0; r < Share::kRows; ++r) {
+      const Vector normed = scaled(rows[r].get(v), inverse.of[r], weight);
+      const StagedRow<kVectors, Share> hidden(r);
+      rows[r].vectors[v] = residual_sum(hidden.get(v), normed, p.layer_scalar);
+      if (tokens[r] >= 0 && column < p.columns) {
+        store_vector(p.hidden + int64_t{tokens[r]} * p.columns + column, rows[r].vectors[v]);
+      }
+    }
   }
   if (p.next_norm == nullptr) return;
-  const float next_inverse = inverse_rms(sum, p.columns, p.eps, scratch[1]);
-  store_row(OutputRow{p.out, token, p.columns}, scaled<Share>(sum, next_inverse, next_norm, p.columns), scratch[2]);
+  const Values<Share> next_inverse = inverse_rms(rows, p.columns, p.eps, scratch[1]);
+  store_normed<Share>(p.out, tokens, p.columns, rows, next_inverse, next_norm, p.num_rows, scratch[2], exchange);
 }
 
 }  // namespace quaver::device_ops

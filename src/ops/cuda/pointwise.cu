@@ -54,10 +54,10 @@ void quantize(const QuantizeArgs& args, cudaStream_t stream) {
   if (args.num_tokens == 0) return;
   check_pointer("rows", args.rows);
   check_output(args.out, args.num_tokens);
-  launch_pairs<QuantizeParameters>(
-      kQuantize<TwoHalves>, kQuantize<TwoTokens>, 1,
-      {.rows = args.rows, .num_tokens = args.num_tokens, .columns = static_cast<int>(args.width), .out = args.out},
-      stream);
+  const QuantizeParameters parameters{
+      .rows = args.rows, .num_tokens = args.num_tokens, .columns = static_cast<int>(args.width), .out = args.out};
+  if (launch_halves(kQuantize<TwoHalves>, parameters, stream)) return;
+  launch_each(kQuantize<LonePair>, (args.num_tokens + 1) / 2, parameters, stream);
 }
 
 void geglu_quantize(const GegluQuantizeArgs& args, cudaStream_t stream) {
@@ -65,12 +65,12 @@ void geglu_quantize(const GegluQuantizeArgs& args, cudaStream_t stream) {
   if (args.num_tokens == 0) return;
   check_pointer("gate and up", args.gate_up);
   check_output(args.out, args.num_tokens);
-  launch_pairs<GegluParameters>(kGeglu<TwoHalves>, kGeglu<TwoTokens>, 2,
-                                {.gate_up = args.gate_up,
-                                 .num_tokens = args.num_tokens,
-                                 .columns = static_cast<int>(args.intermediate_size),
-                                 .out = args.out},
-                                stream);
+  const GegluParameters parameters{.gate_up = args.gate_up,
+                                   .num_tokens = args.num_tokens,
+                                   .columns = static_cast<int>(args.intermediate_size),
+                                   .out = args.out};
+  if (launch_halves(kGeglu<TwoHalves>, parameters, stream)) return;
+  launch_pairs(kGeglu<TwoTokens>, 2, parameters, stream);
 }
 
 }  // namespace quaver::device_ops

@@ -72,8 +72,15 @@ __global__ void __launch_bounds__(max_threads(kVectors))
   }
 }
 
+/// CTAs of quantisation that an SM is to have registers for.
 template <int kVectors, class Share>
-__global__ void __launch_bounds__(max_threads(kVectors), Share::kCtas == 1 ? min_ctas(kVectors) : 1)
+inline constexpr int kQuantizeCtas = Share::kCtas > 1 ? 1
+                                     : kVectors == 1  ? 4
+                                     : kVectors == 3  ? 3
+                                                      : 1;
+
+template <int kVectors, class Share>
+__global__ void __launch_bounds__(max_threads(kVectors), kQuantizeCtas<kVectors, Share>)
     quaver_quantize(const __grid_constant__ QuantizeParameters p) {
   __shared__ Scratches<1, Share> scratches;
   ptx::launch_dependents();

@@ -10,8 +10,7 @@
 namespace quaver::device_ops {
 namespace {
 
-/// CTAs that 132 SMs hold at once. Warps, and CTAs of V, take as many heads as make the grid fit, up to 8.
-constexpr int64_t kResidentCtas = kQkvCtasPerSm * 132;
+/// Warps, and CTAs of V, take as many heads as make the grid fit on the SMs at once, up to 8.
 constexpr int kMaxHeads = 8;
 constexpr int kMaxHeadDim = 512;
 constexpr int kRopeThreads = 256;
@@ -46,29 +45,35 @@ void check_args(const QkvAppendArgs& args) {
   check_pointer("pages", args.pages.data);
 }
 
-/// Heads that one of `workers` takes of `work` heads.
-int heads_each(int64_t work, int64_t workers) {
-  return static_cast<int>(std::clamp<int64_t>((work + workers - 1) / workers, 1, kMaxHeads));
+/// Chunks of heads, `p.heads_per_warp` each, and all CTAs.
+template <int kLanes>
+int64_t share_out(QkvParameters& p, bool tiles) {
+  const int kv_heads = p.num_kv_heads();
+  p.q_chunks = ceil_divide(p.num_q_heads, p.heads_per_warp);
+  p.k_chunks = ceil_divide(kv_heads, p.heads_per_warp);
+  p.v_chunks = tiles ? 0 : ceil_divide(kv_heads, p.v_heads_per_warp);
+  const int64_t warps = (p.num_tokens * kLanes + 31) / 32 * (p.q_chunks + p.k_chunks + p.v_chunks);
+  return p.v_ctas + (warps + kQkvWarps - 1) / kQkvWarps;
 }
 
 template <int kLanes>
 void launch_qkv(QkvParameters p, cudaStream_t stream) {
-  const int kv_heads = p.target.layout.num_kv_heads;
-  const bool tiles = p.target.layout.dtype == KvDtype::kE4M3;
+  const int64_t resident = kQkvCtasPerSm * num_sms();
+  const int kv_heads = p.num_kv_heads();
+  const bool codes = p.target.layout.dtype == KvDtype::kE4M3;
+  const bool tiles = codes && p.num_tokens > kFewTokens;
   if (tiles) {
     const int64_t count = (p.num_tokens + append::kVBlock - 1) / append::kVBlock;
-    p.v_tile_heads = heads_each(count * kv_heads, kResidentCtas);
+    p.v_tile_heads = static_cast<int>(std::clamp<int64_t>((count * kv_heads + resident - 1) / resident, 1, kMaxHeads));
     p.v_tile_parts = ceil_divide(kv_heads, p.v_tile_heads);
     p.v_ctas = static_cast<int>(count * p.v_tile_parts);
   }
-  const int64_t warp_tokens = (p.num_tokens * kLanes + 31) / 32;
-  const int64_t other_ctas = std::max<int64_t>(kResidentCtas - p.v_ctas, kResidentCtas / 2);
-  p.heads_per_warp = heads_each(warp_tokens * (p.num_q_heads + (tiles ? 1 : 2) * kv_heads), other_ctas * kQkvWarps);
-  p.q_chunks = ceil_divide(p.num_q_heads, p.heads_per_warp);
-  p.k_chunks = ceil_divide(kv_heads, p.heads_per_warp);
-  p.v_chunks = tiles ? 0 : p.k_chunks;
-  const int64_t warps = warp_tokens * (p.q_chunks + p.k_chunks + p.v_chunks);
-  const int64_t ctas = p.v_ctas + (warps + kQkvWarps - 1) / kQkvWarps;
+  int64_t ctas = 0;
+  for (p.heads_per_warp = 1;; ++p.heads_per_warp) {
+    p.v_heads_per_warp = codes ? 1 : p.heads_per_warp;
+    ctas = share_out<kLanes>(p, tiles);
+    if (ctas <= resident || p.heads_per_warp == kMaxHeads) break;
+  }
   launch_programmatic(quaver_qkv_append<kLanes>, dim3(static_cast<unsigned>(ctas)), kQkvThreads, 0, stream, p);
 }
 

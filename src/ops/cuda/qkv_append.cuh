@@ -1,9 +1,10 @@
-// Norm, rotation and append of one step's Q, K and V. CTAs at the front of the grid write tiles of V into FP8 pages
-// (v_tile.cuh); in the others a warp takes some heads of the same kind, of as many neighbouring tokens as it has room
-// for, with angles and norm weights in registers.
+// Norm, rotation and append of one step's Q, K and V. A warp takes some heads of the same kind, of as many neighbouring
+// tokens as it has room for, with angles and norm weights in registers. V in FP8 pages has ways of its own: of few
+// tokens v_codes.cuh, of many CTAs at the front of the grid that write tiles (v_tile.cuh).
 #pragma once
 
 #include "ops/cuda/qkv_heads.cuh"
+#include "ops/cuda/v_codes.cuh"
 #include "ops/cuda/v_tile.cuh"
 #include "ptx/launch.cuh"
 
@@ -20,14 +21,14 @@ struct HeadRange {
 
 [[nodiscard]] __device__ __forceinline__ HeadRange head_range(const QkvParameters& p, int chunk) {
   using Kind = HeadRange::Kind;
-  const auto range = [&](Kind kind, int number, int heads, int first) {
-    const int begin = number * p.heads_per_warp;
-    return HeadRange{.kind = kind, .begin = begin, .end = min(begin + p.heads_per_warp, heads), .first = first};
+  const auto range = [](Kind kind, int number, int each, int heads, int first) {
+    const int begin = number * each;
+    return HeadRange{.kind = kind, .begin = begin, .end = min(begin + each, heads), .first = first};
   };
-  if (chunk < p.q_chunks) return range(Kind::kQ, chunk, p.num_q_heads, 0);
-  chunk -= p.q_chunks;
-  if (chunk < p.k_chunks) return range(Kind::kK, chunk, p.num_kv_heads(), p.num_q_heads);
-  return range(Kind::kV, chunk - p.k_chunks, p.num_kv_heads(), p.v_head);
+  if (chunk < p.v_chunks) return range(Kind::kV, chunk, p.v_heads_per_warp, p.num_kv_heads(), p.v_head);
+  chunk -= p.v_chunks;
+  if (chunk < p.q_chunks) return range(Kind::kQ, chunk, p.heads_per_warp, p.num_q_heads, 0);
+  return range(Kind::kK, chunk - p.q_chunks, p.heads_per_warp, p.num_kv_heads(), p.num_q_heads);
 }
 
 /// Where a lane's part of the first head goes, and how far it is to the next head's, in bytes.
@@ -39,7 +40,7 @@ struct Destination {
 
 /// Q goes back to qkv; K, and V of BF16 pages, to the page of the token.
 [[nodiscard]] __device__ __forceinline__ Destination destination(const QkvParameters& p, const HeadRange& range,
-                                                                 int64_t token, int column) {
+                                                                 int64_t token, int64_t slot, int column) {
   const int half = p.head_dim() / 2;
   if (range.kind == HeadRange::Kind::kQ) {
     Bf16* const row = p.row(token, range.begin) + column;
@@ -47,7 +48,6 @@ struct Destination {
             .high = reinterpret_cast<uint8_t*>(row + half),
             .step = int64_t{p.head_dim()} * int64_t{sizeof(Bf16)}};
   }
-  const int64_t slot = p.slot(token);
   if (slot < 0) return {};
   const auto bytes = [&](int dim) {
     return range.kind == HeadRange::Kind::kK ? p.target.k(slot, range.begin, dim) : p.target.v(slot, range.begin, dim);
@@ -71,32 +71,38 @@ __device__ __forceinline__ void write_heads(const QkvParameters& p, int item) {
   constexpr int kTokens = 32 / kLanes;
   const int chunks = p.q_chunks + p.k_chunks + p.v_chunks;
   const auto lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t token = int64_t{item / chunks} * kTokens + lane / kLanes;
+  const int64_t first = int64_t{item / chunks} * kTokens;
+  const int64_t token = first + lane / kLanes;
   const HeadRange range = head_range(p, item % chunks);
+  const bool is_v = range.kind == HeadRange::Kind::kV;
+  if (is_v && p.target.layout.dtype == KvDtype::kE4M3) {
+    write_v_codes<kLanes>(p, first, range.begin);
+    return;
+  }
   const int column = lane % kLanes * kVector;
   const int half = p.head_dim() / 2;
   const bool active = token < p.num_tokens && column < half;
-  const bool is_v = range.kind == HeadRange::Kind::kV;
+  const bool rotates = active && !is_v && column < p.table_pairs;
+  const float* const table = p.rope_table + 2 * (token * p.table_pairs + column);
   HeadPart weights = ones();
   if (active && !is_v) {
     const float* const norm = range.kind == HeadRange::Kind::kQ ? p.q_norm : p.k_norm;
     weights = {load_constants(norm + column), load_constants(norm + column + half)};
   }
-  ptx::grid_dependency_wait();
-  if (token - lane / kLanes >= p.num_tokens) return;
-  const bool rotates = active && !is_v && column < p.table_pairs;
-  Angles angles{};
-  if (rotates) angles = load_angles(p.rope_table + 2 * (token * p.table_pairs + column));
-  Destination to;
-  if (active) to = destination(p, range, token, column);
-  const bool stored = to.low != nullptr;
   const bool codes = range.kind == HeadRange::Kind::kK && p.target.layout.dtype == KvDtype::kE4M3;
   // Lane i divides for the i-th head of the range.
   const float inverses =
       append::inverse_scale(codes ? p.k_scale : nullptr, 1, min(range.begin + lane, p.num_kv_heads() - 1));
+  Destination to;
+  if (active) to = destination(p, range, token, p.slot(token), column);
+  const bool stored = to.low != nullptr;
+  ptx::grid_dependency_wait();
+  if (first >= p.num_tokens) return;
   const Bf16* const row = p.row(token, range.first + range.begin) + column;
   const int heads = range.end - range.begin;
   HeadPair ahead = load_pair(row, p.head_dim(), active ? heads : 0);
+  Angles angles{};
+  if (rotates) angles = load_angles(table);
   for (int i = 0; i < heads; i += 2) {
     const HeadPair now = ahead;
     ahead = load_pair(row + (i + 2) * p.head_dim(), p.head_dim(), active ? heads - i - 2 : 0);

@@ -34,10 +34,11 @@ struct QkvParameters {
   int heads_per_warp = 1;  ///< of a token, one after another
   int q_chunks = 0;        ///< ceil(heads / heads_per_warp)
   int k_chunks = 0;
-  int v_chunks = 0;  ///< BF16 pages: V by warps, as K
+  int v_chunks = 0;  ///< V by warps: of few tokens, or in BF16 pages as K
+  int v_heads_per_warp = 1;
 
   [[nodiscard]] __device__ int head_dim() const { return target.layout.head_dim_k; }
-  [[nodiscard]] __device__ int num_kv_heads() const { return target.layout.num_kv_heads; }
+  [[nodiscard]] QUAVER_HD int num_kv_heads() const { return target.layout.num_kv_heads; }
   /// Slot of a token; -1 outside the batch.
   [[nodiscard]] __device__ int64_t slot(int64_t token) const {
     return token >= 0 && token < num_tokens ? __ldcg(slots + token) : -1;

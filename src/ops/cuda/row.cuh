@@ -9,6 +9,7 @@
 #include "ops/cuda/row_shape.h"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/bulk_copy.cuh"
 #include "ptx/cluster.cuh"
 
 namespace quaver::device_ops {
@@ -105,6 +106,12 @@ __device__ __forceinline__ void store_vector(Bf16* values, const uint4& vector) 
   return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
 }
 
+[[nodiscard]] __device__ __forceinline__ Vector load_floats(const float* values) {
+  const float4 low = *reinterpret_cast<const float4*>(values);
+  const float4 high = *(reinterpret_cast<const float4*>(values) + 1);
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+
 /// The thread's columns of a row in FP32; zeros beyond the row.
 template <int kVectors>
 struct Row {
@@ -152,19 +159,19 @@ class RowStream {
 
 extern __shared__ uint4 row_memory[];
 
-/// Many tokens: while a row is worked on, the next one comes into places of shared memory that are the thread's own, so
-/// that nobody waits for others. `number`: of the stream in its kernel. A vector is read before the next is fetched.
-template <int kVectors>
-class RowStream<kVectors, TwoTokens> {
+/// The thread's vectors of a row on their way through places of shared memory that are its own, so that nobody waits
+/// for others. `number`: of the row in its kernel.
+template <int kVectors, class Share>
+class StagedRow {
  public:
-  static constexpr int kCount = kThreadVectors<kVectors, TwoTokens>;
-  __device__ explicit RowStream(int number)
+  static constexpr int kCount = kThreadVectors<kVectors, Share>;
+  __device__ explicit StagedRow(int number)
       : places_(row_memory + number * kCount * static_cast<int>(blockDim.x) + threadIdx.x) {}
   __device__ __forceinline__ void fetch(int v, const Bf16* row, int columns) {
-    const int column = first_column<TwoTokens>(v);
+    const int column = first_column<Share>(v);
     ptx::copy_async(place(v), row + (column < columns ? column : 0), column < columns);
   }
-  /// What any stream of the thread has fetched is there.
+  /// What any row of the thread has fetched is there.
   __device__ __forceinline__ void wait() const { ptx::wait_async_copies(); }
   [[nodiscard]] __device__ __forceinline__ Vector get(int v) const {
     const uint4 raw = *place(v);  // as a whole: parts of it would be loads of their own
@@ -178,7 +185,24 @@ class RowStream<kVectors, TwoTokens> {
   uint4* places_;
 };
 
-/// Weights of a norm, which are the same for all tokens. Few tokens: in registers before the kernel in front has ended.
+/// Many tokens: while a row is worked on, the next one comes into shared memory. A vector is read before the next is
+/// fetched.
+template <int kVectors>
+class RowStream<kVectors, TwoTokens> : public StagedRow<kVectors, TwoTokens> {
+ public:
+  using StagedRow<kVectors, TwoTokens>::StagedRow;
+};
+
+/// Asks L2 for rows of a CTA that begins about when this one ends: memory's time passes before they are wanted.
+template <int kRows>
+__device__ __forceinline__ void prefetch_rows(const Bf16* rows, int64_t first, int num_rows, int columns) {
+  const auto count = static_cast<int>(min(num_rows - first, int64_t{kRows}));
+  if (threadIdx.x != 0 || count <= 0) return;
+  ptx::bulk_prefetch(rows + first * columns, count * columns * static_cast<int>(sizeof(Bf16)));
+}
+
+/// Weights of a norm, which are the same for all tokens; zeros beyond the row. Few tokens: in registers before the
+/// kernel in front has ended, by loads that stay in front of the wait (those of __ldg do not).
 template <int kVectors, class Share>
 class NormWeights {
  public:
@@ -186,7 +210,7 @@ class NormWeights {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int column = first_column<Share>(v);
-      if (column < columns) vectors_[v] = load_constants(weights + column);
+      if (column < columns) vectors_[v] = load_floats(weights + column);
     }
   }
   [[nodiscard]] __device__ __forceinline__ Vector get(int v) const { return vectors_[v]; }
@@ -195,21 +219,19 @@ class NormWeights {
   Vector vectors_[kVectors]{};
 };
 
-/// Many tokens: from L1 whenever it is asked for; in registers, where __ldg would let the compiler keep them, they
-/// would cost an SM CTAs.
+/// Many tokens: from L1 whenever it is asked for.
 template <int kVectors>
-class NormWeights<kVectors, EachToken> {
+class NormWeights<kVectors, TokenPair> {
  public:
-  __device__ __forceinline__ NormWeights(const float* weights, int /*columns*/) : weights_(weights) {}
+  __device__ __forceinline__ NormWeights(const float* weights, int columns) : weights_(weights), columns_(columns) {}
   [[nodiscard]] __device__ __forceinline__ Vector get(int v) const {
-    const auto* const at = reinterpret_cast<const float4*>(weights_ + first_column<EachToken>(v));
-    const float4 low = at[0];
-    const float4 high = at[1];
-    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+    const int column = first_column<TokenPair>(v);
+    return column < columns_ ? load_constants(weights_ + column) : Vector{};
   }
 
  private:
   const float* weights_;
+  int columns_;
 };
 
 struct Add {
@@ -242,7 +264,8 @@ struct NoExchange {};
 template <class Share>
 struct Scratch {
   static constexpr int kWarps = 16;
-  alignas(16) float values[Share::kTokens][kWarps];
+  static constexpr int kTokens = Share::kTokens * Share::kRows;
+  alignas(16) float values[kTokens][kWarps];
   alignas(16) std::conditional_t<Share::kCtas == 1, NoExchange, Exchange> exchange;
 };
 
@@ -256,7 +279,7 @@ struct Scratches {
     const auto thread = static_cast<int>(threadIdx.x);
     for (auto& token : all) {
       for (auto& scratch : token) {
-        constexpr int kSize = Share::kTokens * Scratch<Share>::kWarps;  // at most 32: the first warp's
+        constexpr int kSize = Scratch<Share>::kTokens * Scratch<Share>::kWarps;  // at most 32: the first warp's
         const bool no_warp = thread % Scratch<Share>::kWarps >= static_cast<int>(blockDim.x / 32);
         if (thread < kSize && no_warp) (&scratch.values[0][0])[thread] = 0.0F;
         if constexpr (Share::kCtas > 1) {
@@ -288,8 +311,18 @@ template <class Combine>
   return combine(value, exchange.received[token].x);
 }
 
-/// `value` of the threads of a token combined, in each of them; 0 is neutral. Pairs i and i + 8, then i + 4, … as in a
-/// tree over lanes.
+/// The values of a token's warps combined; 0 is neutral. Pairs i and i + 8, then i + 4, … as in a tree over lanes.
+template <class Combine>
+[[nodiscard]] __device__ __forceinline__ float combine_warps(const float* values, Combine combine) {
+  const auto* const fours = reinterpret_cast<const float4*>(values);
+  const auto both = [&](const float4& a, const float4& b) {
+    return float4{combine(a.x, b.x), combine(a.y, b.y), combine(a.z, b.z), combine(a.w, b.w)};
+  };
+  const float4 four = both(both(fours[0], fours[2]), both(fours[1], fours[3]));
+  return combine(combine(four.x, four.z), combine(four.y, four.w));
+}
+
+/// `value` of the threads of a token combined, in each of them; 0 is neutral.
 template <class Share, class Combine>
 [[nodiscard]] __device__ __forceinline__ float reduce_row(float value, Scratch<Share>& scratch, Combine combine) {
   value = reduce_lanes<kTokenLanes<Share>>(value, combine);
@@ -297,16 +330,35 @@ template <class Share, class Combine>
   float* const values = scratch.values[lane / kTokenLanes<Share>];
   if (lane % kTokenLanes<Share> == 0) values[threadIdx.x / 32] = value;
   __syncthreads();
-  const auto* const fours = reinterpret_cast<const float4*>(values);
-  const auto both = [&](const float4& a, const float4& b) {
-    return float4{combine(a.x, b.x), combine(a.y, b.y), combine(a.z, b.z), combine(a.w, b.w)};
-  };
-  const float4 four = both(both(fours[0], fours[2]), both(fours[1], fours[3]));
-  const float all = combine(combine(four.x, four.z), combine(four.y, four.w));
+  const float all = combine_warps(values, combine);
   if constexpr (Share::kCtas == 1) {
     return all;
   } else {
     return reduce_cluster(all, scratch.exchange, combine);
+  }
+}
+
+/// A value of each row that a thread has columns of.
+template <class Share>
+struct Values {
+  float of[Share::kRows];
+};
+
+/// The same for each row. Of two rows, lanes 0-15 go on with the first and lanes 16-31 with the second: the sums of
+/// reduce_row() in its order.
+template <class Share, class Combine>
+[[nodiscard]] __device__ __forceinline__ Values<Share> reduce_rows(const Values<Share>& values, Scratch<Share>& scratch,
+                                                                   Combine combine) {
+  if constexpr (Share::kRows == 1) {
+    return {reduce_row(values.of[0], scratch, combine)};
+  } else {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const bool second = lane >= 16;
+    const float other = __shfl_xor_sync(~0U, second ? values.of[0] : values.of[1], 16);
+    const float value = reduce_lanes<16>(combine(second ? values.of[1] : values.of[0], other), combine);
+    if (lane % 16 == 0) scratch.values[lane / 16][threadIdx.x / 32] = value;
+    __syncthreads();
+    return {combine_warps(scratch.values[0], combine), combine_warps(scratch.values[1], combine)};
   }
 }
 

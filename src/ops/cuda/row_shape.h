@@ -27,33 +27,37 @@ struct RowShape {
   return vectors == 1 ? 256 : vectors == 3 ? 352 : 384;
 }
 
-/// What of which tokens a CTA has. kTokens share each of its warps, kCtas share each token.
+/// What of which tokens a CTA has. kTokens share each of its warps, kCtas share each token, and a thread has the same
+/// columns of kRows tokens.
 /// A token: a thread has vectors thread + v * threads. Few tokens in norms, whose weights are then held in registers.
 struct OneToken {
   static constexpr int kTokens = 1;
   static constexpr int kCtas = 1;
+  static constexpr int kRows = 1;
 };
-/// The same for many tokens.
-struct EachToken {
+/// The same in clusters of two CTAs, which exchange codes (pair_output.cuh).
+struct TokenOfTwo : OneToken {};
+/// Tokens 2 i and 2 i + 1, each as above: many tokens in norms, which read their weights once for both.
+struct TokenPair {
   static constexpr int kTokens = 1;
   static constexpr int kCtas = 1;
+  static constexpr int kRows = 2;
 };
 /// Two tokens, then others: lanes 0-15 of a warp have the first and lanes 16-31 the second, so that whole 32-byte
 /// sectors of the packed order leave a warp.
 struct TwoTokens {
   static constexpr int kTokens = 2;
   static constexpr int kCtas = 1;
+  static constexpr int kRows = 1;
 };
+/// The same, and no others.
+struct LonePair : TwoTokens {};
 /// The same with two CTAs, a cluster, for two tokens: few tokens.
 struct TwoHalves {
   static constexpr int kTokens = 2;
   static constexpr int kCtas = 2;
+  static constexpr int kRows = 1;
 };
-
-/// CTAs of max_threads that an SM is to have registers for.
-[[nodiscard]] QUAVER_HD constexpr int min_ctas(int vectors) {
-  return vectors == 1 ? 4 : 2;
-}
 
 /// Threads for all vectors of a row, those in the padding of the packed order included.
 [[nodiscard]] constexpr RowShape row_shape(int64_t columns) {
