@@ -98,4 +98,11 @@ __device__ __forceinline__ int atomic_add_acq_rel(int* counter, int value) {
   return before;
 }
 
+/// PTX ISA "ld", .acquire.gpu: what its writers wrote before they counted themselves is visible afterwards.
+__device__ __forceinline__ int load_acquire(const int* counter) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
 }  // namespace quaver::ptx

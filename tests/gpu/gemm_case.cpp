@@ -1,5 +1,6 @@
 #include "gemm_case.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -89,6 +90,13 @@ const packed_fp8::PackedGemm& device_gemm() {
 const packed_fp8::Workspace& device_workspace() {
   static const packed_fp8::Workspace workspace;
   return workspace;
+}
+
+bool device_counters_are_zero() {
+  std::vector<int> counters(packed_fp8::kArrivalBytes / sizeof(int));
+  check_cuda(cudaMemcpy(counters.data(), device_workspace().arrivals(), packed_fp8::kArrivalBytes, cudaMemcpyDefault),
+             "cudaMemcpy");
+  return std::ranges::count(counters, 0) == std::ssize(counters);
 }
 
 GemmCase::GemmCase(const GemmSpec& spec) : spec_(spec) {

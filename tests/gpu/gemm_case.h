@@ -77,5 +77,7 @@ class GemmCase {
 [[nodiscard]] const packed_fp8::PackedGemm& device_gemm();
 /// Its workspace, for products that run one after another.
 [[nodiscard]] const packed_fp8::Workspace& device_workspace();
+/// Whether its counters are as a product must leave them.
+[[nodiscard]] bool device_counters_are_zero();
 
 }  // namespace quaver::testing

@@ -103,10 +103,29 @@ TEST(PackedGemm, EveryRange) {
         plan.num_clusters = ranges * grid.token_tiles();
         if (ranges > 8) reached.emplace(ranges % 8 == 0, grid.token_tile);
         expect_exact(test, plan);
+        EXPECT_TRUE(device_counters_are_zero());
       }
     }
   }
   EXPECT_EQ(reached.size(), 10U);  // both kinds with each of five token tiles
+}
+
+/// Up to five parts a tile on data that rounds: who reports last differs from run to run, the bits must not.
+TEST(PackedGemm, RangesRepeat) {
+  for (const int ranges : {126, 132, 24, 40}) {
+    GemmCase test({.shape = {.m = 128, .n = ranges > 100 ? 5376 : 1003, .k = 8192}, .data = GemmData::kNormal});
+    GemmPlan plan = packed_fp8::plan_gemm(test.spec().shape, Scaling::kOuter, kNoClusters);
+    plan.grid.row_tiles = static_cast<int>((test.spec().shape.n + 127) / 128);
+    plan.grid.split = 1;
+    plan.grid.ranges = ranges;
+    plan.num_clusters = ranges;
+    SCOPED_TRACE(to_string(plan));
+    const std::vector<uint32_t> expected = test.run(plan, DType::kF32, nullptr).bits;
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      ASSERT_TRUE(expected == test.run(plan, DType::kF32, nullptr).bits) << "repeat " << repeat;
+    }
+    EXPECT_TRUE(device_counters_are_zero());
+  }
 }
 
 TEST(PackedGemm, OneScaleForAllTokens) {

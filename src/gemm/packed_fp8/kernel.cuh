@@ -7,7 +7,7 @@
 //   exchange.cuh, partial_sums.cuh   parts of a tile, through the shared memory of the cluster and through L2
 //   epilogue.cuh, geglu_epilogue.cuh   scales, BF16, whole lines of the output; the same with the gate of an MLP
 //
-// No CTA waits for one outside its cluster, and nothing but the output and a workspace is written. README.md beside
+// No CTA waits for one that might not run, and nothing but the output and a workspace is written. README.md beside
 // this file has the budget and what was measured.
 #pragma once
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
         exchange(p.grid, shared, exchange_buffer, thread, rank, round, !list.more(), total);
         blocks = part_blocks<Traits>(p.grid.part_of(rank), p.grid.split);
       }
-      if (work.parts > 1 && !add_parts(p, shared, thread, work, total)) blocks.end = 0;
+      if (work.parts > 1 && !PartialSums<Traits>(p, shared, thread, work).add_up(total)) blocks.end = 0;
     }
     using Store = std::conditional_t<Traits::kOutput == Output::kGeglu, GegluStore<Traits>, TileStore<Traits>>;
     Store(p, tile, thread, shared, staging).run(scales, blocks, total);

@@ -82,14 +82,14 @@ template <class Traits>
 __device__ __forceinline__ void accumulate_outer(const Parameters& p, const SharedState<Traits>& shared, uint32_t ring,
                                                  const MathThread& thread, int chunks, RingPosition& position,
                                                  float (&total)[Traits::kAccumulators]) {
-  const uint32_t full = ptx::shared_address(shared.full);
+  const uint32_t full = ptx::held_shared_address(shared.full);
   const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
   const Operands operands(ring, thread.first_group);
+  float sums[Traits::kAccumulators];
 #pragma unroll
-  for (float& x : total) x = 0.0F;
+  for (int i = 0; i < Traits::kAccumulators; ++i) total[i] = sums[i] = 0.0F;  // defined, or ptxas serialises the chains
   for (int chunk = 0; chunk < chunks;) {
     const int chain_end = min(chunk + Traits::kPromotedChunks, chunks);
-    float sums[Traits::kAccumulators];
     bool running = false;  // the chunk before is still being multiplied
     RingPosition before = position;
     for (int i = chunk; i < chain_end; ++i) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
                                                   const uint8_t* ring_memory, const MathThread& thread,
                                                   const Tile& tile, RingPosition& position,
                                                   float (&total)[Traits::kAccumulators]) {
-  const uint32_t full = ptx::shared_address(shared.full);
+  const uint32_t full = ptx::held_shared_address(shared.full);
   const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
   const Operands operands(ptx::shared_address(ring_memory), thread.first_group);
   const int last_block = static_cast<int>(ceil_divide(p.n, kScaleBlock)) - 1;

@@ -99,11 +99,12 @@ GemmPlan in_ranges(const GemmShape& shape, Scaling scaling, int ranges, int toke
   const double chunks = std::ceil(static_cast<double>(grid.row_tiles) * grid.chunks / ranges);
   const double part_clocks = 4.0 * kBlockRows * token_tile / kPartBytes;
   const double parts = std::max(1.0, grid.chunks / chunks);
-  double ends = tile_end_clocks(token_tile) + kPartLatency + parts * part_clocks;
-  if (ranges % grid.row_tiles == 0) {
-    ends += kPartsTogether;
-  } else {  // the end of a tile, whole tiles, the beginning of another one
+  double ends = tile_end_clocks(token_tile);
+  if (ranges != grid.row_tiles) ends += kPartLatency + parts * part_clocks;  // else each range is a whole tile
+  if (ranges % grid.row_tiles != 0) {  // the end of a tile, whole tiles, the beginning of another one
     ends += chunks / grid.chunks * tile_end_clocks(token_tile) + kPartLatency + 2 * part_clocks;
+  } else if (ranges > grid.row_tiles) {
+    ends += kPartsTogether;
   }
   plan.clocks = loop_clocks(shape, scaling, grid, plan.num_clusters, chunks) + ends;
   return plan;
@@ -140,6 +141,7 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
   const int64_t most = token_tiles <= 2 ? std::min(max_clusters[1], kMaxRanges) / token_tiles : 0;
   for (const int64_t ranges : {most, row_tiles < most ? most / row_tiles * row_tiles : 0}) {
     if (ranges < 1 || ranges > row_tiles * num_chunks(shape.k)) continue;
+    if (ranges == row_tiles && token_tiles == 1) continue;  // whole tiles, as above
     plans.push_back(in_ranges(shape, scaling, static_cast<int>(ranges), token_tile));
   }
   return plans;

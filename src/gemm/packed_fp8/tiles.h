@@ -109,8 +109,10 @@ class WorkList {
     if (grid.ranges == 0) return;
     token_tile_ = cluster % grid.token_tiles();
     const int range = cluster / grid.token_tiles();
-    next_ = even_begin(range, grid.ranges, grid.row_tiles * grid.chunks);
-    end_ = even_begin(range + 1, grid.ranges, grid.row_tiles * grid.chunks);
+    const int per_tile = grid.ranges / grid.row_tiles;
+    tile_ranges_ = per_tile * grid.row_tiles == grid.ranges ? per_tile : 0;
+    next_ = range_begin(range);
+    end_ = range_begin(range + 1);
   }
 
   [[nodiscard]] QUAVER_HD constexpr bool more() const { return next_ < end_; }
@@ -124,11 +126,12 @@ class WorkList {
     }
     const int row_tile = next_ / grid_.chunks;
     const int first = row_tile * grid_.chunks;
+    const int last = first + grid_.chunks - 1;
     const int all = grid_.row_tiles * grid_.chunks;
-    const int first_range = even_part(first, grid_.ranges, all);
+    const int first_range = tile_ranges_ > 0 ? row_tile * tile_ranges_ : even_part(first, grid_.ranges, all);
     Work work{.tile = tile_of(grid_, row_tile, token_tile_, kRowGranule),
               .first_cta = first_range * grid_.token_tiles() + token_tile_,
-              .parts = even_part(first + grid_.chunks - 1, grid_.ranges, all) - first_range + 1};
+              .parts = tile_ranges_ > 0 ? tile_ranges_ : even_part(last, grid_.ranges, all) - first_range + 1};
     work.tile.chunk_begin = next_ - first;
     work.tile.chunk_end = end_ - first < grid_.chunks ? end_ - first : grid_.chunks;
     next_ = first + work.tile.chunk_end;
@@ -136,12 +139,19 @@ class WorkList {
   }
 
  private:
+  /// First chunk of a range.
+  [[nodiscard]] QUAVER_HD constexpr int range_begin(int range) const {
+    if (tile_ranges_ == 0) return even_begin(range, grid_.ranges, grid_.row_tiles * grid_.chunks);
+    return range / tile_ranges_ * grid_.chunks + even_begin(range % tile_ranges_, tile_ranges_, grid_.chunks);
+  }
+
   const TileGrid& grid_;
   int rank_;
   int step_;
   int next_;  ///< tile or, with ranges, chunk
   int end_;
   int token_tile_ = 0;
+  int tile_ranges_ = 0;  ///< of each row tile, cut by itself; 0: where they have not equally many, all are cut in one
 };
 
 }  // namespace quaver::packed_fp8

@@ -70,7 +70,7 @@ struct SharedState {
   uint64_t empty[kMaxSlots];
   uint64_t exchange_full[kMathWarpgroups];   ///< the other parts' sums have arrived
   uint64_t exchange_empty[kMathWarpgroups];  ///< the other parts have read theirs
-  int arrivals[kMathWarpgroups][2];          ///< parts of a tile that were there before: at a look, at the own arrival
+  int reports_before[kMathWarpgroups];       ///< partial_sums.cuh
   float token_scales[kMathWarpgroups][Traits::kTokens];
 };
 

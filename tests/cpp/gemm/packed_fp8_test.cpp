@@ -200,6 +200,23 @@ TEST(GemmPlan, RangesEvenOutWhatWavesDoNotFill) {
   EXPECT_EQ(to_string(one), "tile 128x128, 132 ranges of 46 chunks");
   const GemmPlan two = plan_gemm({.m = 256, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
   EXPECT_EQ(to_string(two), "tile 128x128, 132 ranges of 107 chunks");  // 66 for each token tile
+  const GemmPlan whole = plan_gemm({.m = 256, .n = 5376, .k = 8192}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(whole), "tile 128x128, 84 ranges of 64 chunks");  // a tile each, on 84 of 132 CTAs
+}
+
+// 64 chunks in three ranges of 21 or 22: the same three of every row tile, so that no CTA has parts of two.
+TEST(GemmPlan, EqualRangesEndWithTheirTile) {
+  const GemmShape shape{.m = 128, .n = 5376, .k = 8192};
+  const auto plans = possible_plans(shape, Scaling::kOuter, kH200);
+  const auto plan = std::ranges::find_if(plans, [](const GemmPlan& p) { return p.grid.ranges == 126; });
+  ASSERT_NE(plan, plans.end());
+  for (int cta = 0; cta < 126; ++cta) {
+    WorkList list(plan->grid, cta, 126, 0);
+    const Work work = list.take();
+    EXPECT_EQ(work.parts, 3);
+    EXPECT_EQ(work.first_cta, cta / 3 * 3);
+    EXPECT_FALSE(list.more());
+  }
 }
 
 TEST(GemmPlan, PairsShareManyTokens) {

@@ -48,5 +48,9 @@ inline void fence_proxy_async_global() {}
 inline int atomic_add_acq_rel(int* counter, int value) {
   return atomicAdd(counter, value);
 }
+inline int load_acquire(const int* counter) {
+  simt::poll("ld.acquire");
+  return *counter;
+}
 
 }  // namespace quaver::ptx
