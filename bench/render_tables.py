@@ -208,15 +208,20 @@ def ops_table() -> str:
 
 def serve_31b_table() -> str:
     report = json.loads((RESULTS / "h200/serve_gemma4_31b.json").read_text(encoding="utf-8"))
-    [run] = report["runs"]
     lines = [
-        "| requests | at once | failed | output tokens/s | ITL median | TPOT mean | TTFT median | duration |",
-        "|---|---|---|---|---|---|---|---|",
+        "| requests | at once | failed | output tokens/s | ITL median | TPOT mean | TTFT median | duration | GHz, W |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
         f"| {run['num_prompts']} | {run['max_concurrency']} | {run['failed']} | **{run['output_throughput']:,.0f}** | "
         f"{run['median_itl_ms']:.1f} ms | {run['mean_tpot_ms']:.1f} ms | {run['median_ttft_ms'] / 1000:.1f} s | "
-        f"{run['duration']:.0f} s |",
+        f"{run['duration']:.0f} s | {run['sm_clock_mhz']['median'] / 1000:.2f}, {run['power_w']['median']:.0f} |"
+        for run in report["runs"]
+    ]
+    lines += [
         "",
-        f"{report['server']['gpu']}, driver {report['server']['driver']}, commit {report['commit']}.",
+        f"{report['server']['gpu']}, driver {report['server']['driver']}, commit {report['commit']}; first answer "
+        f"{report['server']['first_answer_s']:.1f} s after the server's start; median clock and power.",
     ]
     return "\n".join(lines)
 
