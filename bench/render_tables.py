@@ -248,6 +248,7 @@ def profile_31b_table() -> str:
         f"| gaps | {prefill['gaps_ms']:.2f} | | {decode['gaps_ms']:.2f} | |",
         f"| **step** | **{prefill['step_ms']:.1f}** | {prefill['percent_of_ceiling']:.0f} % "
         f"| **{decode['step_ms']:.1f}** | {decode['percent_of_ceiling']:.0f} % |",
+        f"| first step after a second's pause | {prefill['after_idle_ms']:.1f} | | {decode['after_idle_ms']:.1f} | |",
         "",
         f"NVIDIA H200, driver {report['settings']['driver']}, commit {report['commit']}.",
     ]

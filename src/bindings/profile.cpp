@@ -40,6 +40,7 @@ nb::dict step_fields(const StepProfile& step) {
   fields["tokens"] = step.load.num_tokens();
   fields["context"] = step.load.sequences.front().kv_len;
   fields["step_ms"] = step.step_seconds * kMilli;
+  fields["after_idle_ms"] = step.after_idle_seconds * kMilli;
   fields["gaps_ms"] = step.gap_seconds() * kMilli;
   fields["parts"] = parts;
   return fields;

@@ -61,6 +61,7 @@ class ProfiledModel {
     std::this_thread::sleep_for(std::chrono::duration<double>(idle_seconds));
     std::vector<double> seconds;
     for (int i = 0; i < kProfileRuns; ++i) seconds.push_back(timed(step));
+    profile.after_idle_seconds = seconds.front();
     std::ranges::nth_element(seconds, seconds.begin() + kProfileRuns / 2);
     profile.step_seconds = seconds[kProfileRuns / 2];
     profile.parts = parts(step, profile.load);

@@ -32,6 +32,7 @@ struct StepProfile {
   std::string name;  ///< "decode" or "prefill"
   StepLoad load;
   double step_seconds = 0;           ///< of the step as it is served: a graph for decode; median of kProfileRuns
+  double after_idle_seconds = 0;     ///< of the first of those runs
   std::vector<PartProfile> parts{};  ///< from a step launched kernel by kernel with an event in front of each part
 
   /// step_seconds less the sum of the parts. Negative where launches that overlap hide more than gaps cost.

@@ -25,6 +25,7 @@ TEST(GpuProfile, PartsOfBothSteps) {
   }
   for (const StepProfile& step : steps) {
     EXPECT_GT(step.step_seconds, 0);
+    EXPECT_GT(step.after_idle_seconds, 0);
     std::map<StepPart, int64_t> begins;
     for (const PartProfile& part : step.parts) {
       EXPECT_GE(part.seconds, 0);

@@ -15,7 +15,7 @@ from quaver.bench.options import add_offline_arguments
 from quaver.cli import main
 
 STEP: dict[str, Any] = {
-    "step": "decode", "sequences": 2, "tokens": 2, "context": 40, "step_ms": 8.0, "gaps_ms": -1.0,
+    "step": "decode", "sequences": 2, "tokens": 2, "context": 40, "step_ms": 8.0, "after_idle_ms": 7.5, "gaps_ms": -1.0,
     "parts": {
         "qkv_gemm": {"ms": 6.0, "begins": 3, "bytes": 2e9, "fp8_flops": 1e12, "bf16_flops": 0.0, "least_ms": 3.0},
         "sampling": {"ms": 3.0, "begins": 1, "bytes": 1e9, "fp8_flops": 0.0, "bf16_flops": 0.0, "least_ms": 1.5},
@@ -40,6 +40,7 @@ def test_shares_of_the_step_and_of_the_ceiling() -> None:
         ("sampling", "3.000", "37.5", "1.00", "0.00", "1.500", "50"),
         ("gaps", "-1.000", "-12.5", "", "", "", ""),
         ("step", "8.000", "100.0", "", "", "4.500", "56"),
+        ("first step after the pause", "7.500", "", "", "", "", ""),
     ]
 
 

@@ -92,7 +92,8 @@ def rows(step: Step) -> list[tuple[str, ...]]:
         f"{shared['least_ms']:.3f}",
         f"{shared['percent_of_ceiling']:.0f}",
     )
-    return [*table, ("step", *total)]
+    first = ("first step after the pause", f"{step['after_idle_ms']:.3f}", "", "", "", "", "")
+    return [*table, ("step", *total), first]
 
 
 def print_table(step: Step) -> None:
