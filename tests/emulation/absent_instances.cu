@@ -54,14 +54,14 @@ template struct Instance<192, true>;
 }  // namespace prefill_fp8
 
 namespace packed_fp8 {
-template <int kTokens, Scaling kScaling, Output kOutput>
-void Instance<kTokens, kScaling, kOutput>::prepare() {}
-template <int kTokens, Scaling kScaling, Output kOutput>
-int Instance<kTokens, kScaling, kOutput>::max_clusters(int /*cluster*/) {
+template <int kTokens, Scaling kScaling, Output kOutput, int kRows>
+void Instance<kTokens, kScaling, kOutput, kRows>::prepare() {}
+template <int kTokens, Scaling kScaling, Output kOutput, int kRows>
+int Instance<kTokens, kScaling, kOutput, kRows>::max_clusters(int /*cluster*/) {
   absent("token tile", kTokens);
 }
-template <int kTokens, Scaling kScaling, Output kOutput>
-void Instance<kTokens, kScaling, kOutput>::launch(Parameters /*parameters*/, cudaStream_t /*stream*/) {
+template <int kTokens, Scaling kScaling, Output kOutput, int kRows>
+void Instance<kTokens, kScaling, kOutput, kRows>::launch(Parameters /*parameters*/, cudaStream_t /*stream*/) {
   absent("token tile", kTokens);
 }
 template struct Instance<192, Scaling::kOuter>;

@@ -70,13 +70,35 @@ TEST(Geglu, Boxes) {
   }
 }
 
-// The largest tile, in pairs; the last one holds 8 tokens of 192.
+// Tokens as the 64-row operand: tiles of 176 and 160 rows, tokens that end inside the second warpgroup and before it.
+TEST(Geglu, HighTiles) {
+  for (const int64_t tokens : {45, 77, 128}) {
+    GemmCase test(spec(tokens, 336, 700));
+    const GemmPlan plan{.grid = {.row_groups = 42,
+                                 .token_groups = static_cast<int>(tokens + 7) / 8,
+                                 .chunks = 6,
+                                 .token_tile = 128,
+                                 .row_tile = 176,
+                                 .row_tiles = 2},
+                        .num_clusters = 1,
+                        .waves = 2};
+    expect_geglu(test, plan, test.expected_geglu(), 8);
+  }
+}
+
+// The largest tile, in pairs; the last one holds 8, 128, 136 tokens of 192.
 TEST(Geglu, ManyTokens) {
-  GemmCase test({.shape = {.m = 200, .n = 144, .k = 300}, .one_token_scale = true, .output = Output::kGeglu});
-  const GemmPlan plan{
-      .grid = {.row_groups = 18, .token_groups = 25, .chunks = 3, .token_tile = 192, .row_tiles = 2, .pairs = true},
-      .num_clusters = 1};
-  expect_geglu(test, plan, test.expected_geglu());
+  for (const int tokens : {200, 320, 328}) {
+    GemmCase test({.shape = {.m = tokens, .n = 144, .k = 300}, .one_token_scale = true, .output = Output::kGeglu});
+    const GemmPlan plan{.grid = {.row_groups = 18,
+                                 .token_groups = tokens / 8,
+                                 .chunks = 3,
+                                 .token_tile = 192,
+                                 .row_tiles = 2,
+                                 .pairs = true},
+                        .num_clusters = 1};
+    expect_geglu(test, plan, test.expected_geglu());
+  }
 }
 
 // Whichever part of a tile is last.

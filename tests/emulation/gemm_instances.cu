@@ -8,6 +8,8 @@ template struct Instance<16, Scaling::kOuter>;
 template struct Instance<32, Scaling::kOuter>;
 template struct Instance<64, Scaling::kOuter>;
 template struct Instance<128, Scaling::kOuter>;
+template struct Instance<128, Scaling::kOuter, Output::kRows, 144>;
+template struct Instance<128, Scaling::kOuter, Output::kRows, 176>;
 template struct Instance<16, Scaling::kBlock>;
 template struct Instance<8, Scaling::kOuter, Output::kGeglu>;
 template struct Instance<16, Scaling::kOuter, Output::kGeglu>;
@@ -15,5 +17,6 @@ template struct Instance<32, Scaling::kOuter, Output::kGeglu>;
 template struct Instance<64, Scaling::kOuter, Output::kGeglu>;
 template struct Instance<128, Scaling::kOuter, Output::kGeglu>;
 template struct Instance<192, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<128, Scaling::kOuter, Output::kGeglu, 176>;
 
 }  // namespace quaver::packed_fp8

@@ -94,6 +94,32 @@ TEST(Gemm, ExactInBoxes) {
   }
 }
 
+// Tokens as the 64-row operand: every split, tiles that begin anywhere in three blocks of rows, several tiles a cluster,
+// few and 128 tokens, outputs by pieces and one by one.
+TEST(Gemm, ExactInHighTiles) {
+  struct High {
+    int64_t tokens = 0;
+    int rows = 0;
+    int split = 1;
+  };
+  for (const auto& [tokens, rows, split] :
+       {High{128, 144, 1}, {77, 144, 2}, {120, 144, 3}, {65, 144, 4}, {128, 176, 1}, {71, 176, 1}}) {
+    GemmCase test({.shape = {.m = tokens, .n = 2 * rows + 45, .k = 700}});
+    const GemmPlan plan{.grid = {.row_groups = (2 * rows + 45 + 7) / 8,
+                                 .token_groups = static_cast<int>(tokens + 7) / 8,
+                                 .chunks = 6,
+                                 .token_tile = 128,
+                                 .row_tile = rows,
+                                 .row_tiles = 3,
+                                 .split = split},
+                        .num_clusters = 2,
+                        .waves = 2};
+    expect_exact(test, plan, DType::kF32);
+    expect_exact(test, plan, DType::kBF16);
+    expect_exact(test, plan, DType::kBF16, 8 + 8 - (2 * rows + 45) % 8);
+  }
+}
+
 TEST(Gemm, ExactAsPlanned) {
   GemmCase test({.shape = {.m = 120, .n = 261, .k = 300}, .one_token_scale = true});
   expect_exact(test, device_gemm().plan(test.spec().shape, Scaling::kOuter), DType::kBF16);

@@ -67,6 +67,7 @@ TEST(PackedGemm, EveryClusterAndSeveralTilesACta) {
               packed_fp8::TileGrid& grid = plan.grid;
               grid.token_tile =
                   m <= 128 || split > 1 || scaling == Scaling::kBlock ? std::min(grid.token_tile, 128) : 192;
+              grid.row_tile = packed_fp8::kBlockRows;
               grid.split = split;
               grid.pairs = pairs;
               grid.row_tiles = (grid.row_groups + 14) / 15;  // 120 rows at most
@@ -87,6 +88,32 @@ TEST(PackedGemm, EveryClusterAndSeveralTilesACta) {
   EXPECT_TRUE(reached.contains({1, true, 192}));
 }
 
+// Tokens as the 64-row operand of the WGMMA.
+TEST(PackedGemm, EveryHighTile) {
+  for (const int rows : packed_fp8::kHighTiles) {
+    for (const int64_t m : {3, 64, 65, 77, 120, 128}) {
+      for (const int64_t n : {40, 1003, 1504}) {
+        GemmCase test({.shape = {.m = m, .n = n, .k = 900}, .seed = static_cast<uint64_t>(n)});
+        for (int split = 1; split <= (rows == packed_fp8::kHighTiles.front() ? packed_fp8::kMaxCluster : 1); ++split) {
+          for (const int clusters : {1, 3, 40}) {
+            GemmPlan plan = device_gemm().plan(test.spec().shape, Scaling::kOuter);
+            packed_fp8::TileGrid& grid = plan.grid;
+            grid.token_tile = packed_fp8::kHighTileTokens;
+            grid.row_tile = rows;
+            grid.row_tiles = (8 * grid.row_groups + rows - 1) / rows;
+            grid.split = split;
+            grid.pairs = false;
+            grid.ranges = 0;
+            plan.num_clusters = std::min(clusters, grid.num_tiles());
+            expect_exact(test, plan);
+            expect_exact(test, plan, 8 + (8 - n % 8) % 8);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(PackedGemm, EveryRange) {
   std::set<std::pair<bool, int>> reached;  // (all parts end together, token tile) with parts
   for (const Scaling scaling : {Scaling::kOuter, Scaling::kBlock}) {
@@ -96,6 +123,7 @@ TEST(PackedGemm, EveryRange) {
         GemmPlan plan = device_gemm().plan(test.spec().shape, scaling);
         packed_fp8::TileGrid& grid = plan.grid;
         grid.token_tile = std::min(grid.token_tile, 128);
+        grid.row_tile = packed_fp8::kBlockRows;
         grid.split = 1;
         grid.pairs = false;
         grid.row_tiles = 8;
@@ -115,6 +143,7 @@ TEST(PackedGemm, RangesRepeat) {
   for (const int ranges : {126, 132, 24, 40}) {
     GemmCase test({.shape = {.m = 128, .n = ranges > 100 ? 5376 : 1003, .k = 8192}, .data = GemmData::kNormal});
     GemmPlan plan = packed_fp8::plan_gemm(test.spec().shape, Scaling::kOuter, kNoClusters);
+    plan.grid.row_tile = packed_fp8::kBlockRows;
     plan.grid.row_tiles = static_cast<int>((test.spec().shape.n + 127) / 128);
     plan.grid.split = 1;
     plan.grid.ranges = ranges;

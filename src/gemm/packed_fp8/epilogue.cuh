@@ -13,23 +13,40 @@ namespace quaver::packed_fp8 {
 /// The scales that a math thread needs for a tile, read before the products so that nobody waits for them.
 template <class Traits>
 struct TileScales {
-  static constexpr int kPerThread = (Traits::kTokens + 127) / 128;
-  float rows[2] = {1.0F, 1.0F};  ///< of rows 8i + g
-  float tokens[kPerThread];      ///< of tokens index(), index() + 128: to be shared with the warpgroup
+  static constexpr int kPerThread = (Traits::kColumns + 127) / 128;
+  float rows[2] = {1.0F, 1.0F};  ///< of rows (high tiles: tokens) 8i + g
+  float columns[kPerThread];     ///< of columns index(), index() + 128: to be shared with the warpgroup
 
   __device__ TileScales(const Parameters& p, const Tile& tile, const MathThread& thread) {
     if constexpr (Traits::kScaling == Scaling::kOuter) {
+      const int first_row = (Traits::kHigh ? tile.token_begin : tile.row_begin) * kGroupRows;
+      const int first_column = (Traits::kHigh ? tile.row_begin : tile.token_begin) * kGroupRows;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = (tile.row_begin + thread.row_group() + i) * kGroupRows + thread.lane / 4;
-        rows[i] = row < p.n ? p.weight_scales[row] : 0.0F;
+        const int row = first_row + (thread.row_group() + i) * kGroupRows + thread.lane / 4;
+        rows[i] = Traits::kHigh ? token_scale(p, row) : weight_scale(p, row);
       }
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i) {
-        const int token = tile.token_begin * kGroupRows + i * 128 + thread.index();
-        tokens[i] = token < p.m ? p.token_scales[token * p.token_scale_stride] : 0.0F;
+        const int column = first_column + i * 128 + thread.index();
+        columns[i] = Traits::kHigh ? weight_scale(p, column) : token_scale(p, column);
       }
     }
+  }
+
+  /// Where all threads of the warpgroup find those of its columns, after a sync_warpgroup().
+  __device__ void share(float* column_scales, const MathThread& thread) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int column = i * 128 + thread.index();
+      if (column < Traits::kColumns) column_scales[column] = columns[i];
+    }
+  }
+
+ private:
+  __device__ static float weight_scale(const Parameters& p, int row) { return row < p.n ? p.weight_scales[row] : 0.0F; }
+  __device__ static float token_scale(const Parameters& p, int token) {
+    return token < p.m ? p.token_scales[token * p.token_scale_stride] : 0.0F;
   }
 };
 
@@ -39,7 +56,7 @@ class TileStore {
  public:
   __device__ TileStore(const Parameters& p, const Tile& tile, const MathThread& thread, SharedState<Traits>& shared,
                        uint8_t* staging)
-      : p_(p), tile_(tile), thread_(thread), token_scales_(shared.token_scales[thread.warpgroup]), staging_(staging) {}
+      : p_(p), tile_(tile), thread_(thread), token_scales_(shared.column_scales[thread.warpgroup]), staging_(staging) {}
 
   __device__ void run(const TileScales<Traits>& scales, const BlockRange& blocks,
                       float (&total)[Traits::kAccumulators]) {
@@ -79,11 +96,7 @@ class TileStore {
 
  private:
   __device__ void apply(const TileScales<Traits>& scales, float (&total)[Traits::kAccumulators]) {
-#pragma unroll
-    for (int i = 0; i < TileScales<Traits>::kPerThread; ++i) {
-      const int token = i * 128 + thread_.index();
-      if (token < Traits::kTokens) token_scales_[token] = scales.tokens[i];
-    }
+    scales.share(token_scales_, thread_);
     thread_.sync_warpgroup();
 #pragma unroll
     for (int j = 0; j < Traits::kBlocks; ++j) {

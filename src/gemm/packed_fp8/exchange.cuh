@@ -1,13 +1,14 @@
-// The parts of a tile whose K is split over a cluster: part r adds up blocks r * blocks / split … of 8 tokens, in the
-// order of the parts. The others send theirs straight into its shared memory; nothing goes through global memory, and
-// the CTAs of a cluster run at the same time by definition, so waiting for each other is safe.
+// The parts of a tile whose K is split over a cluster: part r adds up blocks r * blocks / split … of 8 accumulator
+// columns (tokens; rows of a high tile), in the order of the parts. The others send theirs straight into its shared
+// memory; nothing goes through global memory, and the CTAs of a cluster run at the same time by definition, so waiting
+// for each other is safe.
 #pragma once
 
 #include "gemm/packed_fp8/mainloop.cuh"
 
 namespace quaver::packed_fp8 {
 
-/// Blocks of 8 tokens: half-open.
+/// Blocks of 8 accumulator columns: half-open.
 struct BlockRange {
   int begin = 0;
   int end = 0;

@@ -17,16 +17,12 @@ class GegluStore {
  public:
   __device__ GegluStore(const Parameters& p, const Tile& tile, const MathThread& thread, SharedState<Traits>& shared,
                         uint8_t* staging)
-      : p_(p), tile_(tile), thread_(thread), token_scales_(shared.token_scales[thread.warpgroup]), staging_(staging) {}
+      : p_(p), tile_(tile), thread_(thread), token_scales_(shared.column_scales[thread.warpgroup]), staging_(staging) {}
 
   __device__ void run(const TileScales<Traits>& scales, const BlockRange& blocks,
                       const float (&total)[Traits::kAccumulators]) const {
     if (blocks.begin == blocks.end) return;
-#pragma unroll
-    for (int i = 0; i < TileScales<Traits>::kPerThread; ++i) {
-      const int token = i * 128 + thread_.index();
-      if (token < Traits::kTokens) token_scales_[token] = scales.tokens[i];
-    }
+    scales.share(token_scales_, thread_);
     if (thread_.index() == 0) ptx::tensor_store_wait_read();
     thread_.sync_warpgroup();  // the scales are there, and the staging of the tile before has been read
     // Lines of two blocks' tokens, whose places among the banks are those of any other two.

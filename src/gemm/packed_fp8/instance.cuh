@@ -5,9 +5,9 @@
 
 namespace quaver::packed_fp8 {
 
-template <int kTokens, Scaling kScaling, Output kOutput>
-void Instance<kTokens, kScaling, kOutput>::prepare() {
-  using Traits = GemmTraits<kTokens, kScaling, kOutput>;
+template <int kTokens, Scaling kScaling, Output kOutput, int kRows>
+void Instance<kTokens, kScaling, kOutput, kRows>::prepare() {
+  using Traits = GemmTraits<kTokens, kScaling, kOutput, kRows>;
   int most = 0;
   for (int split = 1; split <= (Traits::kMaySplit ? kMaxCluster : 1); ++split) {
     most = dynamic_bytes<Traits>(split) > most ? dynamic_bytes<Traits>(split) : most;
@@ -16,9 +16,9 @@ void Instance<kTokens, kScaling, kOutput>::prepare() {
              "cudaFuncSetAttribute");
 }
 
-template <int kTokens, Scaling kScaling, Output kOutput>
-int Instance<kTokens, kScaling, kOutput>::max_clusters(int cluster) {
-  using Traits = GemmTraits<kTokens, kScaling, kOutput>;
+template <int kTokens, Scaling kScaling, Output kOutput, int kRows>
+int Instance<kTokens, kScaling, kOutput, kRows>::max_clusters(int cluster) {
+  using Traits = GemmTraits<kTokens, kScaling, kOutput, kRows>;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
@@ -34,13 +34,16 @@ int Instance<kTokens, kScaling, kOutput>::max_clusters(int cluster) {
   return clusters;
 }
 
-template <int kTokens, Scaling kScaling, Output kOutput>
-void Instance<kTokens, kScaling, kOutput>::launch(Parameters parameters, cudaStream_t stream) {
-  using Traits = GemmTraits<kTokens, kScaling, kOutput>;
+template <int kTokens, Scaling kScaling, Output kOutput, int kRows>
+void Instance<kTokens, kScaling, kOutput, kRows>::launch(Parameters parameters, cudaStream_t stream) {
+  using Traits = GemmTraits<kTokens, kScaling, kOutput, kRows>;
   static_assert(ring_slots<Traits>(Traits::kMaySplit ? kMaxCluster : 1) >= 4,
                 "a ring that covers the latency of memory");
+  check((Traits::kMaySplit || parameters.grid.split == 1) && (Traits::kMayRange || parameters.grid.ranges == 0),
+        "tile of ", Traits::kRows, "x", kTokens, ": expected no parts of K (split ", parameters.grid.split, ", ranges ",
+        parameters.grid.ranges, ")");
   parameters.num_slots = ring_slots<Traits>(parameters.grid.split);
-  if (parameters.aligned_rows) {
+  if (parameters.aligned_rows && !Traits::kHigh) {
     parameters.out_map = make_tma_map({.data = static_cast<Bf16*>(parameters.out),
                                        .rows = parameters.m,
                                        .columns = parameters.n * Traits::kTokenOutputs / kWarpgroupRows,

@@ -6,7 +6,7 @@
 
 namespace quaver::packed_fp8 {
 
-template <int kTokens, Scaling kScaling, Output kOutput = Output::kRows>
+template <int kTokens, Scaling kScaling, Output kOutput = Output::kRows, int kRows = kBlockRows>
 struct Instance {
   /// Lets the kernel use its shared memory on the current device.
   static void prepare();

@@ -3,9 +3,10 @@
 //   plan.cpp       shape -> tile grid: rows spread evenly over the CTAs; where they are too few, K split over a cluster
 //                  or all chunks in even ranges; pairs of CTAs that share tokens where there are many
 //   load.cuh       two loading warps: bulk copies of one chunk of 128 columns into a slot of the ring
-//   mainloop.cuh   two math warpgroups: WGMMA chains (weights are the 64-row operand), FP32 sums
+//   mainloop.cuh   two math warpgroups: WGMMA chains (weights are the 64-row operand, of high tiles tokens), FP32 sums
 //   exchange.cuh, partial_sums.cuh   parts of a tile, through the shared memory of the cluster and through L2
-//   epilogue.cuh, geglu_epilogue.cuh   scales, BF16, whole lines of the output; the same with the gate of an MLP
+//   epilogue.cuh, geglu_epilogue.cuh, high_tile_epilogue.cuh   scales, BF16, whole lines of the output; the same with
+//                  the gate of an MLP; both of high tiles
 //
 // No CTA waits for one that might not run, and nothing but the output and a workspace is written. README.md beside
 // this file has the budget and what was measured.
@@ -15,6 +16,7 @@
 
 #include "gemm/packed_fp8/epilogue.cuh"
 #include "gemm/packed_fp8/geglu_epilogue.cuh"
+#include "gemm/packed_fp8/high_tile_epilogue.cuh"
 #include "gemm/packed_fp8/load.cuh"
 #include "gemm/packed_fp8/partial_sums.cuh"
 
@@ -32,7 +34,7 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
   for (WorkList<Traits::kRowGranule> list(p.grid, cluster_of(p), p.num_clusters, rank); list.more(); ++round) {
     const Work work = list.take();
     const Tile& tile = work.tile;
-    thread.begin_tile(tile);
+    thread.begin_tile<Traits>(tile);
     const TileScales<Traits> scales(p, tile, thread);
     float total[Traits::kAccumulators];
     if constexpr (Traits::kScaling == Scaling::kBlock) {
@@ -47,9 +49,12 @@ __device__ __forceinline__ void multiply_tiles(const Parameters& p, SharedState<
         exchange(p.grid, shared, exchange_buffer, thread, rank, round, !list.more(), total);
         blocks = part_blocks<Traits>(p.grid.part_of(rank), p.grid.split);
       }
+    }
+    if constexpr (Traits::kMayRange) {
       if (work.parts > 1 && !PartialSums<Traits>(p, shared, thread, work).add_up(total)) blocks.end = 0;
     }
-    using Store = std::conditional_t<Traits::kOutput == Output::kGeglu, GegluStore<Traits>, TileStore<Traits>>;
+    using LowStore = std::conditional_t<Traits::kOutput == Output::kGeglu, GegluStore<Traits>, TileStore<Traits>>;
+    using Store = std::conditional_t<Traits::kHigh, HighTileStore<Traits>, LowStore>;
     Store(p, tile, thread, shared, staging).run(scales, blocks, total);
   }
   ptx::tensor_store_wait_read();

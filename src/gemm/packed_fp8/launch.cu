@@ -6,10 +6,14 @@
 namespace quaver::packed_fp8 {
 namespace {
 
-/// Calls action(Instance) for the kernel of a token tile.
+/// Calls action(Instance) for the kernel of a tile.
 template <class Action>
-void with_instance(int token_tile, Scaling scaling, const Action& action) {
-  if (scaling == Scaling::kBlock) {
+void with_instance(int row_tile, int token_tile, Scaling scaling, const Action& action) {
+  if (row_tile > kBlockRows) {
+    with_value<144, 176>(row_tile, [&](auto rows) {
+      action(Instance<kHighTileTokens, Scaling::kOuter, Output::kRows, decltype(rows)::value>{});
+    });
+  } else if (scaling == Scaling::kBlock) {
     with_value<8, 16, 32, 64, 128>(token_tile,
                                    [&](auto tokens) { action(Instance<decltype(tokens)::value, Scaling::kBlock>{}); });
   } else {
@@ -20,7 +24,11 @@ void with_instance(int token_tile, Scaling scaling, const Action& action) {
 
 /// The same with the gate.
 template <class Action>
-void with_geglu_instance(int token_tile, const Action& action) {
+void with_geglu_instance(int row_tile, int token_tile, const Action& action) {
+  if (row_tile > kBlockRows) {
+    action(Instance<kHighTileTokens, Scaling::kOuter, Output::kGeglu, kHighTiles.back()>{});
+    return;
+  }
   with_value<8, 16, 32, 64, 128, 192>(
       token_tile, [&](auto tokens) { action(Instance<decltype(tokens)::value, Scaling::kOuter, Output::kGeglu>{}); });
 }
@@ -74,11 +82,14 @@ Parameters operands(const GemmPlan& plan, const PackedWeight& weight, const Pack
 PackedGemm::PackedGemm(const DeviceInfo& device) {
   check_as(ErrorKind::kUnsupported, device.arch == 90, "compute capability ", device.arch, " of ", device.name,
            ": expected 90 (the kernel uses WGMMA)");
+  const auto prepare = [](auto instance) { decltype(instance)::prepare(); };
   for (const int tokens : kTokenTiles) {
-    with_instance(tokens, Scaling::kOuter, [](auto instance) { decltype(instance)::prepare(); });
-    with_geglu_instance(tokens, [](auto instance) { decltype(instance)::prepare(); });
-    if (tokens <= 128) with_instance(tokens, Scaling::kBlock, [](auto instance) { decltype(instance)::prepare(); });
+    with_instance(kBlockRows, tokens, Scaling::kOuter, prepare);
+    with_geglu_instance(kBlockRows, tokens, prepare);
+    if (tokens <= 128) with_instance(kBlockRows, tokens, Scaling::kBlock, prepare);
   }
+  for (const int rows : kHighTiles) with_instance(rows, kHighTileTokens, Scaling::kOuter, prepare);
+  with_geglu_instance(kHighTiles.back(), kHighTileTokens, prepare);
   // All kernels take a whole SM, so what fits is the same for each of them.
   for (int cluster = 1; cluster <= kMaxCluster; ++cluster) {
     max_clusters_.at(static_cast<size_t>(cluster)) = Instance<128, Scaling::kOuter>::max_clusters(cluster);
@@ -109,7 +120,7 @@ void PackedGemm::run(const GemmPlan& plan, const PackedWeight& weight, const Pac
   parameters.out_stride = out.stride(0);
   parameters.out_f32 = out.dtype == DType::kF32;
   parameters.aligned_rows = !parameters.out_f32 && has_aligned_rows(out);
-  with_instance(plan.grid.token_tile, weight.scaling,
+  with_instance(plan.grid.row_tile, plan.grid.token_tile, weight.scaling,
                 [&](auto instance) { decltype(instance)::launch(parameters, stream); });
 }
 
@@ -133,7 +144,8 @@ void PackedGemm::run_geglu(const GemmPlan& plan, const PackedWeight& weight, con
   parameters.out = out.data;
   parameters.out_stride = out.stride(0);
   parameters.aligned_rows = true;
-  with_geglu_instance(plan.grid.token_tile, [&](auto instance) { decltype(instance)::launch(parameters, stream); });
+  with_geglu_instance(plan.grid.row_tile, plan.grid.token_tile,
+                      [&](auto instance) { decltype(instance)::launch(parameters, stream); });
 }
 
 }  // namespace quaver::packed_fp8

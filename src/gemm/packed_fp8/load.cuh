@@ -19,19 +19,24 @@ namespace quaver::packed_fp8 {
   return p.grid.cluster() > 1 ? ptx::cluster_rank() : 0;
 }
 
-/// A run of 8-row groups of a chunk: what lies in one block of 128 rows, and what in the next (often nothing).
+/// A run of 8-row groups of a chunk: what lies in one block of 128 rows, and what in the next two (often nothing).
 struct GroupRun {
   const uint8_t* first = nullptr;  ///< of the next chunk; chunks are kBlockBytes apart
   const uint8_t* second = nullptr;
+  int64_t third_offset = 0;  ///< from the second
   int first_bytes = 0;
   int second_bytes = 0;
+  int third_bytes = 0;
 
   __device__ GroupRun(const uint8_t* packed, int chunks, int chunk, int begin, int end) {
     const int middle = min(end, (begin / kBlockGroups + 1) * kBlockGroups);
+    const int second_end = min(end, middle + kBlockGroups);
     first = packed + group_offset(begin, chunk, chunks);
     second = packed + group_offset(middle, chunk, chunks);
     first_bytes = (middle - begin) * kGroupBytes;
-    second_bytes = (end - middle) * kGroupBytes;
+    second_bytes = (second_end - middle) * kGroupBytes;
+    third_offset = int64_t{chunks} * kBlockBytes;
+    third_bytes = (end - second_end) * kGroupBytes;
   }
 };
 
@@ -62,6 +67,10 @@ class Loader {
           if (rows.second_bytes > 0) {
             ptx::bulk_load(to + rows.first_bytes, rows.second, rows.second_bytes, full, policy);
           }
+          if (Traits::kHigh && rows.third_bytes > 0) {
+            ptx::bulk_load(to + rows.first_bytes + rows.second_bytes, rows.second + rows.third_offset, rows.third_bytes,
+                           full, policy);
+          }
         }
         rows.first += kBlockBytes;
         rows.second += kBlockBytes;
@@ -84,7 +93,7 @@ class Loader {
       const int half = min(tile.token_begin + Traits::kBlocks / 2, tile.token_end);
       const int begin = pairs && p_.grid.row_of(rank) == 1 ? half : tile.token_begin;
       const int end = pairs && p_.grid.row_of(rank) == 0 ? half : tile.token_end;
-      const uint32_t offset = kBlockBytes + (begin - tile.token_begin) * kGroupBytes;
+      const uint32_t offset = Traits::kRowBytes + (begin - tile.token_begin) * kGroupBytes;
       GroupRun tokens(p_.tokens, p_.grid.chunks, tile.chunk_begin, begin, end);
       const float* scales = p_.token_scales + tile.chunk_begin * p_.token_scale_stride + tile.token_begin * kGroupRows;
       const int scale_bytes = 4 * kGroupRows * (tile.token_end - tile.token_begin);
@@ -105,7 +114,7 @@ class Loader {
           copy(slot + offset, tokens.first, tokens.first_bytes);
           copy(slot + offset + tokens.first_bytes, tokens.second, tokens.second_bytes);
           if constexpr (Traits::kTokenScaleBytes > 0) {
-            ptx::bulk_load(slot + kBlockBytes + Traits::kTokenBytes, scales, scale_bytes, full, policy);
+            ptx::bulk_load(slot + Traits::kRowBytes + Traits::kTokenBytes, scales, scale_bytes, full, policy);
           }
         }
         tokens.first += kBlockBytes;

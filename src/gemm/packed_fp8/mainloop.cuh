@@ -2,7 +2,8 @@
 //
 // A warpgroup multiplies 64 rows of the tile with all its tokens: the first one its first 64, the second one its last
 // 64 (of a tile with fewer rows than 128, both have some, with the same results). Thread (warp q, g = lane / 4, t =
-// lane % 4) holds, in registers 4j + 2i + e, row 16q + 8i + g and token 8j + 2t + e.
+// lane % 4) holds, in registers 4j + 2i + e, row 16q + 8i + g and token 8j + 2t + e. Of a high tile it multiplies 64
+// tokens with all rows: token 16q + 8i + g and row 8j + 2t + e.
 #pragma once
 
 #include "gemm/packed_fp8/params.h"
@@ -19,13 +20,19 @@ struct MathThread {
   int warpgroup = __shfl_sync(0xFFFFFFFFU, static_cast<int>(threadIdx.x) / 128, 0);  // uniform: so are descriptors
   int warp = static_cast<int>(threadIdx.x) / 32 % 4;                                 ///< of the warpgroup
   int lane = static_cast<int>(threadIdx.x) % 32;
-  int first_group = 0;  ///< of the warpgroup's rows, in groups of 8 inside the tile
+  int first_group = 0;  ///< of the warpgroup's 64 rows (high tiles: tokens), in groups of 8 inside the tile
 
+  template <class Traits>
   __device__ void begin_tile(const Tile& tile) {
+    if constexpr (Traits::kHigh) {
+      first_group = warpgroup * (kWarpgroupRows / kGroupRows);
+      return;
+    }
     first_group = warpgroup == 0 ? 0 : max(0, tile.row_end - tile.row_begin - kWarpgroupRows / kGroupRows);
   }
   [[nodiscard]] __device__ int index() const { return warp * 32 + lane; }  ///< in the warpgroup
-  /// Group of 8 rows, inside a tile, of the accumulator registers with i = 0; those with i = 1 are the next one.
+  /// Group of 8 rows (high tiles: tokens), inside a tile, of the accumulator registers with i = 0; those with i = 1 are
+  /// the next one.
   [[nodiscard]] __device__ int row_group() const { return first_group + warp * 2; }
   __device__ void sync_warpgroup() const { ptx::named_barrier_sync(1 + warpgroup, 128); }
 };
@@ -54,25 +61,27 @@ class SlotRelease {
 };
 
 /// WGMMA operands of a warpgroup in slot 0 of the ring.
+template <class Traits>
 struct Operands {
-  uint64_t rows;
-  uint64_t tokens;
+  uint64_t rows;  ///< 64 of them
+  uint64_t columns;
 
   __device__ Operands(uint32_t ring, int first_group)
-      : rows(ptx::matrix_descriptor(ring + first_group * kGroupBytes, kCoreBytes, kGroupBytes)),
-        tokens(ptx::matrix_descriptor(ring + kBlockBytes, kCoreBytes, kGroupBytes)) {}
+      : rows(ptx::matrix_descriptor(ring + (Traits::kHigh ? Traits::kRowBytes : 0) + first_group * kGroupBytes,
+                                    kCoreBytes, kGroupBytes)),
+        columns(ptx::matrix_descriptor(ring + (Traits::kHigh ? 0 : Traits::kRowBytes), kCoreBytes, kGroupBytes)) {}
 };
 
 /// Issues the products of one chunk.
 template <class Traits>
-__device__ __forceinline__ void multiply_chunk(const Operands& operands, int slot, bool accumulate,
+__device__ __forceinline__ void multiply_chunk(const Operands<Traits>& operands, int slot, bool accumulate,
                                                float (&sums)[Traits::kAccumulators]) {
   const int offset = slot * Traits::kSlotBytes;
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kChunk / 32; ++step) {  // 32 columns: two core matrices
     ptx::wgmma(sums, ptx::advance_descriptor(operands.rows, offset + step * 2 * kCoreBytes),
-               ptx::advance_descriptor(operands.tokens, offset + step * 2 * kCoreBytes), accumulate || step > 0);
+               ptx::advance_descriptor(operands.columns, offset + step * 2 * kCoreBytes), accumulate || step > 0);
   }
   ptx::wgmma_commit();
 }
@@ -84,7 +93,7 @@ __device__ __forceinline__ void accumulate_outer(const Parameters& p, const Shar
                                                  float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::held_shared_address(shared.full);
   const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
-  const Operands operands(ring, thread.first_group);
+  const Operands<Traits> operands(ring, thread.first_group);
   float sums[Traits::kAccumulators];
 #pragma unroll
   for (int i = 0; i < Traits::kAccumulators; ++i) total[i] = sums[i] = 0.0F;  // defined, or ptxas serialises the chains
@@ -127,7 +136,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
                                                   float (&total)[Traits::kAccumulators]) {
   const uint32_t full = ptx::held_shared_address(shared.full);
   const SlotRelease release(p.grid, ptx::shared_address(shared.empty), thread.lane);
-  const Operands operands(ptx::shared_address(ring_memory), thread.first_group);
+  const Operands<Traits> operands(ptx::shared_address(ring_memory), thread.first_group);
   const int last_block = static_cast<int>(ceil_divide(p.n, kScaleBlock)) - 1;
   const float* row_scales[2];
 #pragma unroll
@@ -144,7 +153,7 @@ __device__ __forceinline__ void accumulate_blocks(const Parameters& p, const Sha
     multiply_chunk<Traits>(operands, position.slot, false, sums);
     const float row_scale[2] = {row_scales[0][chunk], row_scales[1][chunk]};
     const auto* token_scales =
-        reinterpret_cast<const float2*>(ring_memory + slot_offset + kBlockBytes + Traits::kTokenBytes);
+        reinterpret_cast<const float2*>(ring_memory + slot_offset + Traits::kRowBytes + Traits::kTokenBytes);
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int j = 0; j < Traits::kBlocks; ++j) {

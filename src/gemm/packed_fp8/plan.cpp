@@ -20,6 +20,7 @@ constexpr double kPartsTogether = 3000;    // more where all parts of all tiles 
 
 /// Clocks of one chunk of 128 rows that has arrived: barriers, issue, WGMMA against the copies in shared memory.
 double chunk_clocks(const TileGrid& grid, Scaling scaling) {
+  if (grid.row_tile > kBlockRows) return 200.0 + 4.0 * grid.row_tile;
   return 380.0 + 3.0 * grid.token_tile + (scaling == Scaling::kBlock ? 300.0 : 0.0) + (grid.pairs ? 80.0 : 0.0);
 }
 
@@ -32,6 +33,7 @@ struct Kind {
   int token_tile;
   int split;
   bool pairs;
+  int row_tile = kBlockRows;
 };
 
 /// Clocks of the loop over `chunks` chunks of `rows` rows on each of `ctas` CTAs.
@@ -50,6 +52,7 @@ TileGrid grid_of(const GemmShape& shape, const Kind& kind) {
           .token_groups = static_cast<int>(ceil_divide(shape.m, kGroupRows)),
           .chunks = static_cast<int>(num_chunks(shape.k)),
           .token_tile = kind.token_tile,
+          .row_tile = kind.row_tile,
           .split = kind.split,
           .pairs = kind.pairs};
 }
@@ -68,7 +71,7 @@ GemmPlan whole_tiles(const GemmShape& shape, Scaling scaling, int most_clusters,
   const int per_cluster = grid.rows_per_cluster();
   const int64_t tokens = grid.token_tiles();
   const int64_t row_granules = grid.row_groups / row_granule;
-  const int64_t least = ceil_divide(row_granules, int64_t{kBlockGroups} / row_granule * per_cluster);
+  const int64_t least = ceil_divide(row_granules, int64_t{kind.row_tile / kGroupRows} / row_granule * per_cluster);
   // As many row tiles as fill the waves: fewer rows each, every CTA busy until the end.
   const int64_t waves = ceil_divide(least * tokens, most_clusters);
   const int64_t filling = std::max(least, waves * int64_t{most_clusters} / tokens);
@@ -81,7 +84,7 @@ GemmPlan whole_tiles(const GemmShape& shape, Scaling scaling, int most_clusters,
   const double chunks = plan.waves * static_cast<double>(ceil_divide(grid.chunks, grid.split));
   double tile_end = tile_end_clocks(grid.token_tile);
   if (grid.split > 1) {
-    const double sent = 4.0 * kBlockRows * grid.token_tile * (grid.split - 1) / grid.split;
+    const double sent = 4.0 * grid.row_tile * grid.token_tile * (grid.split - 1) / grid.split;
     tile_end += kExchangeLatency + sent / kExchangeBytes;
   }
   const double ctas = static_cast<double>(plan.num_clusters) * grid.cluster();
@@ -136,6 +139,13 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
   for (int split = 1; split * (pairs ? 2 : 1) <= kMaxCluster; ++split) consider({token_tile, split, pairs});
   if (shape.m > 128 && scaling == Scaling::kOuter) consider({kTokenTiles.back(), 1, pairs});
 
+  if (token_tile == kHighTileTokens && shape.m <= kHighTileTokens && scaling == Scaling::kOuter) {
+    for (int split = 1; output == Output::kRows && split <= kMaxCluster; ++split) {
+      consider({kHighTileTokens, split, false, kHighTiles.front()});
+    }
+    consider({kHighTileTokens, 1, false, kHighTiles.back()});
+  }
+
   const int64_t row_tiles = ceil_divide(shape.n, kBlockRows);
   const int64_t token_tiles = ceil_divide(shape.m, token_tile);
   const int64_t most = token_tiles <= 2 ? std::min(max_clusters[1], kMaxRanges) / token_tiles : 0;
@@ -159,9 +169,9 @@ std::string to_string(const GemmPlan& plan) {
     return concat("tile ", rows, "x", grid.token_tile, ", ", plan.num_clusters, " ranges of ",
                   ceil_divide(int64_t{grid.row_tiles} * grid.chunks, grid.ranges), " chunks");
   }
-  return concat("tile ", rows, "x", grid.token_tile, grid.pairs ? ", pairs" : "", ", K in ", grid.split, ", ",
-                grid.num_tiles(), " tiles on ", plan.num_clusters, " clusters (", plan.waves,
-                plan.waves == 1 ? " wave)" : " waves)");
+  return concat(grid.row_tile > kBlockRows ? "high tile " : "tile ", rows, "x", grid.token_tile,
+                grid.pairs ? ", pairs" : "", ", K in ", grid.split, ", ", grid.num_tiles(), " tiles on ",
+                plan.num_clusters, " clusters (", plan.waves, plan.waves == 1 ? " wave)" : " waves)");
 }
 
 }  // namespace quaver::packed_fp8

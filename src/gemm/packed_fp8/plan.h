@@ -37,6 +37,11 @@ enum class Output : uint8_t {
 /// Tokens of a tile that kernels are compiled for. The last one only without block scales.
 inline constexpr std::array kTokenTiles{8, 16, 32, 64, 128, 192};
 
+/// Rows of a high tile: more than 128, with 128 tokens. Its tokens are the 64-row operand of the WGMMA, its rows the
+/// other one, so that a third fewer token bytes pass L2 and no row is multiplied in vain. With the gate only the last.
+inline constexpr std::array kHighTiles{144, 176};
+inline constexpr int kHighTileTokens = 128;
+
 inline constexpr int kMaxCluster = 4;  ///< CTAs
 
 /// How many clusters of each size run at once (index: CTAs a cluster; 0 is unused).

@@ -1,6 +1,6 @@
 // Which part of the product a CTA computes. Pure arithmetic, the same on the host (plan, tests) and in the kernel.
 //
-// A tile is up to 128 weight rows (whole groups of 8, spread evenly over the row tiles) times up to `token_tile`
+// A tile is up to `row_tile` weight rows (whole groups of 8, spread evenly over the row tiles) times up to `token_tile`
 // tokens. Clusters take tiles cluster, cluster + num_clusters, …. The CTAs of a cluster take parts of K (`split`), and
 // in pairs neighbouring row tiles of the same tokens (`pairs`): rank = 2 * part + row with pairs, rank = part without.
 //
@@ -17,15 +17,16 @@
 namespace quaver::packed_fp8 {
 
 struct TileGrid {
-  int row_groups = 0;    ///< ceil(N / 8)
-  int token_groups = 0;  ///< ceil(M / 8)
-  int chunks = 0;        ///< ceil(K / 128)
-  int token_tile = 0;    ///< tokens of a tile
-  int row_tiles = 0;     ///< even with pairs
-  int split = 1;         ///< parts of K
-  bool pairs = false;    ///< two CTAs load the tokens that they share once
-  int ranges = 0;        ///< for each token tile; 0: CTAs take whole tiles
-  int band = 1;          ///< token tiles that run side by side on the same rows: a weight is read from HBM once for all
+  int row_groups = 0;         ///< ceil(N / 8)
+  int token_groups = 0;       ///< ceil(M / 8)
+  int chunks = 0;             ///< ceil(K / 128)
+  int token_tile = 0;         ///< tokens of a tile
+  int row_tile = kBlockRows;  ///< most rows of a tile
+  int row_tiles = 0;          ///< even with pairs
+  int split = 1;              ///< parts of K
+  bool pairs = false;         ///< two CTAs load the tokens that they share once
+  int ranges = 0;             ///< for each token tile; 0: CTAs take whole tiles
+  int band = 1;  ///< token tiles that run side by side on the same rows: a weight is read from HBM once for all
 
   [[nodiscard]] QUAVER_HD constexpr int token_tiles() const {
     return (token_groups * kGroupRows + token_tile - 1) / token_tile;

@@ -7,7 +7,7 @@
 
 namespace quaver::packed_fp8 {
 
-inline constexpr int kMathWarpgroups = 2;  ///< each multiplies 64 rows of a tile
+inline constexpr int kMathWarpgroups = 2;  ///< each multiplies 64 rows of a tile, or of a high one 64 tokens
 inline constexpr int kMathWarps = 4 * kMathWarpgroups;
 inline constexpr int kThreads = 128 * (kMathWarpgroups + 1);  ///< a third warpgroup, of which two warps load
 inline constexpr int kMaxSlots = 12;                          ///< of the ring: more do not raise the bandwidth
@@ -18,17 +18,21 @@ inline constexpr int kSharedAlignment = 1024;  ///< of dynamic shared memory: wh
 /// Most shared memory of a CTA of compute capability 9.0.
 inline constexpr int kSharedBytesPerCta = 227 * 1024;
 
-template <int kTokens_, Scaling kScaling_, Output kOutput_ = Output::kRows>
+template <int kTokens_, Scaling kScaling_, Output kOutput_ = Output::kRows, int kRows_ = kBlockRows>
 struct GemmTraits {
-  static constexpr int kTokens = kTokens_;  ///< of a tile: N of the WGMMA, whose 64 rows are weights
+  static constexpr int kTokens = kTokens_;           ///< of a tile
+  static constexpr int kRows = kRows_;               ///< of a tile, at most
+  static constexpr bool kHigh = kRows > kBlockRows;  ///< tokens are the 64-row operand of the WGMMA, else weight rows
+  static constexpr int kColumns = kHigh ? kRows : kTokens;  ///< N of the WGMMA: the other operand
   static constexpr Scaling kScaling = kScaling_;
   static constexpr Output kOutput = kOutput_;
   static constexpr int kRowGranule = row_granule(kOutput);
 
-  static constexpr bool kMaySplit = kTokens <= 128;  ///< parts of K: beyond, no registers are left for it
+  static constexpr bool kMaySplit = kColumns <= 144;  ///< parts of K: beyond, no room is left for them
+  static constexpr bool kMayRange = kMaySplit && !kHigh;
 
-  static constexpr int kBlocks = kTokens / 8;        ///< accumulator columns in eights: 4 registers a thread each
-  static constexpr int kAccumulators = kTokens / 2;  ///< registers a thread
+  static constexpr int kBlocks = kColumns / 8;        ///< accumulator columns in eights: 4 registers a thread each
+  static constexpr int kAccumulators = kColumns / 2;  ///< registers a thread
   /// Chunks whose products stay in the tensor core's 13-bit accumulator before they are added up in FP32. K = 512
   /// leaves 3.3e-4 relative error and costs nothing measurable in decode (128: 1.3e-4, never: 3.1e-3 at K = 21,504); K
   /// = 1,024 makes prefill 2 % faster.
@@ -38,22 +42,28 @@ struct GemmTraits {
   static constexpr int kLoadRegisters = 40;
   static constexpr int kMathRegisters = (3 * 168 - kLoadRegisters) / kMathWarpgroups;
 
+  /// A slot: rows, tokens, scales of tokens.
+  static constexpr int kRowBytes = kRows * kChunk;
   static constexpr int kTokenBytes = kTokens * kChunk;
   static constexpr int kTokenScaleBytes = kScaling == Scaling::kBlock ? 4 * kTokens : 0;
   static constexpr int kSlotBytes =
-      kBlockBytes + kTokenBytes + ceil_divide(kTokenScaleBytes, kSharedAlignment) * kSharedAlignment;
+      kRowBytes + kTokenBytes + ceil_divide(kTokenScaleBytes, kSharedAlignment) * kSharedAlignment;
   /// Outputs that a warpgroup has of a token, and tokens whose outputs it stages at a time.
   static constexpr int kTokenOutputs = kOutput == Output::kGeglu ? kWarpgroupRows / 2 : kWarpgroupRows;
   static constexpr int kStagedTokens = kTokens == 192 && kOutput == Output::kRows ? 96 : kTokens;
+  /// Blocks of 8 outputs that a warp stages of each of its 16 tokens of a high tile.
+  static constexpr int kStagedBlocks = kRows / 16;
   static constexpr int kStagingBytes =
-      ceil_divide(kStagedTokens * kTokenOutputs * 2, kSharedAlignment) * kSharedAlignment;
+      kHigh ? kWarpgroupRows * kStagedBlocks * 16
+            : ceil_divide(kStagedTokens * kTokenOutputs * 2, kSharedAlignment) * kSharedAlignment;
 
+  static_assert(!kHigh || (kTokens == kHighTileTokens && kScaling == Scaling::kOuter), "what high tiles are for");
   static_assert(kStagedTokens % 8 == 0 && kTokens % kStagedTokens == 0, "whole accumulator blocks, whole stagings");
   static_assert(2 * kAccumulators + 40 <= kMathRegisters, "FP32 sums and the running chain beside addresses");
   static_assert(kSlotBytes % kSharedAlignment == 0 && kStagingBytes % kSharedAlignment == 0, "as staged boxes need it");
 };
 
-/// Blocks of 8 tokens whose sums part `rank` of a split tile adds up and stores: even_begin(rank, …).
+/// Blocks of 8 accumulator columns whose sums part `rank` of a split tile adds up and stores: even_begin(rank, …).
 [[nodiscard]] QUAVER_HD constexpr int exchange_slot_blocks(int blocks, int split) {
   return static_cast<int>(ceil_divide(blocks, split));
 }
@@ -71,7 +81,7 @@ struct SharedState {
   uint64_t exchange_full[kMathWarpgroups];   ///< the other parts' sums have arrived
   uint64_t exchange_empty[kMathWarpgroups];  ///< the other parts have read theirs
   int reports_before[kMathWarpgroups];       ///< partial_sums.cuh
-  float token_scales[kMathWarpgroups][Traits::kTokens];
+  float column_scales[kMathWarpgroups][Traits::kColumns];
 };
 
 /// Slots that fit beside the rest.

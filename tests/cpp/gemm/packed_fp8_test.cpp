@@ -74,7 +74,7 @@ void expect_cover(const GemmPlan& plan, const GemmShape& shape) {
       for (WorkList<kRowGranule> list(grid, cluster, plan.num_clusters, rank); list.more(); ++taken) {
         const Work work = list.take();
         const Tile& tile = work.tile;
-        ASSERT_LE(tile.row_end - tile.row_begin, kBlockGroups);
+        ASSERT_LE((tile.row_end - tile.row_begin) * 8, grid.row_tile);
         ASSERT_EQ(tile.row_begin % kRowGranule, 0);
         ASSERT_EQ(tile.row_end % kRowGranule, 0);
         ASSERT_LE((tile.token_end - tile.token_begin) * 8, grid.token_tile);
@@ -169,7 +169,8 @@ TEST(GemmPlan, TilesOfGateAndUp) {
   const auto plan = [](int64_t m) {
     return to_string(plan_gemm({.m = m, .n = 43008, .k = 5376}, Scaling::kOuter, kH200, Output::kGeglu));
   };
-  EXPECT_EQ(plan(128), "tile 112x128, K in 1, 396 tiles on 132 clusters (3 waves)");
+  EXPECT_EQ(plan(64), "tile 112x64, K in 1, 396 tiles on 132 clusters (3 waves)");
+  EXPECT_EQ(plan(128), "high tile 168x128, K in 1, 264 tiles on 132 clusters (2 waves)");
   EXPECT_EQ(plan(8192), "tile 128x192, pairs, K in 1, 7224 tiles on 66 clusters (110 waves)");
 }
 
@@ -182,8 +183,8 @@ TEST(PackedLayout, PartsTakeTurns) {
 }
 
 TEST(GemmPlan, RowsAloneFillTheDeviceWhereTheyCan) {
-  const GemmPlan gate_up = plan_gemm({.m = 128, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
-  EXPECT_EQ(to_string(gate_up), "tile 112x128, K in 1, 396 tiles on 132 clusters (3 waves)");
+  const GemmPlan gate_up = plan_gemm({.m = 64, .n = 43008, .k = 5376}, Scaling::kOuter, kH200);
+  EXPECT_EQ(to_string(gate_up), "tile 112x64, K in 1, 396 tiles on 132 clusters (3 waves)");
   const GemmPlan qkv = plan_gemm({.m = 16, .n = 16384, .k = 5376}, Scaling::kOuter, kH200);
   EXPECT_EQ(to_string(qkv), "tile 128x16, K in 1, 132 tiles on 132 clusters (1 wave)");
 }
@@ -191,12 +192,27 @@ TEST(GemmPlan, RowsAloneFillTheDeviceWhereTheyCan) {
 TEST(GemmPlan, FewRowsSplitK) {
   const GemmPlan down = plan_gemm({.m = 8, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
   EXPECT_EQ(to_string(down), "tile 88x8, K in 2, 66 tiles on 66 clusters (1 wave)");
-  const GemmPlan many = plan_gemm({.m = 128, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
-  EXPECT_EQ(to_string(many), "tile 128x128, 126 ranges of 56 chunks");  // three parts of each of 42 tiles
+}
+
+// 65 to 128 tokens: fewer waves, fewer tokens through L2.
+TEST(GemmPlan, HighTiles) {
+  const auto plan = [](int64_t m, int64_t n, int64_t k, Scaling scaling = Scaling::kOuter) {
+    return to_string(plan_gemm({.m = m, .n = n, .k = k}, scaling, kH200));
+  };
+  for (const int64_t m : {65, 128}) {
+    EXPECT_EQ(plan(m, 43008, 5376), "high tile 168x128, K in 1, 264 tiles on 132 clusters (2 waves)");
+    EXPECT_EQ(plan(m, 18432, 5376), "high tile 144x128, K in 1, 132 tiles on 132 clusters (1 wave)");
+    EXPECT_EQ(plan(m, 5376, 21504), "high tile 144x128, K in 3, 39 tiles on 39 clusters (1 wave)");
+    EXPECT_EQ(plan(m, 16384, 5376), "tile 128x128, K in 1, 132 tiles on 132 clusters (1 wave)");
+  }
+  EXPECT_EQ(plan(128, 5376, 21504, Scaling::kBlock), "tile 128x128, 126 ranges of 56 chunks");  // 3 parts a tile
+  for (const GemmPlan& other : possible_plans({.m = 129, .n = 18432, .k = 5376}, Scaling::kOuter, kH200)) {
+    EXPECT_EQ(other.grid.row_tile, kBlockRows);
+  }
 }
 
 TEST(GemmPlan, RangesEvenOutWhatWavesDoNotFill) {
-  const GemmPlan one = plan_gemm({.m = 128, .n = 18432, .k = 5376}, Scaling::kOuter, kH200);
+  const GemmPlan one = plan_gemm({.m = 128, .n = 18432, .k = 5376}, Scaling::kBlock, kH200);
   EXPECT_EQ(to_string(one), "tile 128x128, 132 ranges of 46 chunks");
   const GemmPlan two = plan_gemm({.m = 256, .n = 5376, .k = 21504}, Scaling::kOuter, kH200);
   EXPECT_EQ(to_string(two), "tile 128x128, 132 ranges of 107 chunks");  // 66 for each token tile

@@ -8,5 +8,6 @@ template struct Instance<32, Scaling::kOuter, Output::kGeglu>;
 template struct Instance<64, Scaling::kOuter, Output::kGeglu>;
 template struct Instance<128, Scaling::kOuter, Output::kGeglu>;
 template struct Instance<192, Scaling::kOuter, Output::kGeglu>;
+template struct Instance<128, Scaling::kOuter, Output::kGeglu, 176>;
 
 }  // namespace quaver::packed_fp8
