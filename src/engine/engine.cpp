@@ -233,6 +233,8 @@ bool Engine::Impl::take_commands() {
       scheduler_.abort(std::get<uint64_t>(command), step_outputs_);
     }
   }
+  // What an abort freed is told now: the step that is launched next may have it, and would be waited for first.
+  if (!commands.empty()) publish();
   return true;
 }
 

@@ -140,39 +140,6 @@ TEST(Engine, DuplicateIds) {
   served.expect_right(5);
 }
 
-// B35: 10 rounds of requests ended from outside at any time. Pages are free within two steps, and what comes after is
-// right.
-TEST(Engine, AbortsFreePagesWithinTwoSteps) {
-  Served served({.plan = plan_of({{}, {.window = 30}}), .num_pages = 80, .latency = std::chrono::microseconds(200)},
-                {.max_num_seqs = 6, .prefill_chunk_tokens = 20});
-  testing::Random random(3);
-  uint64_t id = 0;
-  for (int round = 0; round < 10; ++round) {
-    std::vector<uint64_t> ids;
-    for (int i = 0; i < 10; ++i) {
-      ids.push_back(++id);
-      served.add(id, prompt_of(1 + random.below(300), id), {.max_tokens = 300, .ignore_eos = true});
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(random.below(6000)));
-    served.take(0);
-    for (const uint64_t each : ids) {
-      served.engine.abort(each);
-      served.engine.abort(each);
-    }
-    const int64_t steps = served.engine.stats().steps_total;
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (served.engine.stats().num_free_pages < 80) ASSERT_LT(std::chrono::steady_clock::now(), limit);
-    served.finish_all();
-    EXPECT_LE(served.engine.stats().steps_total - steps, 2);  // with nothing left it takes no more
-    for (const uint64_t each : ids) EXPECT_EQ(served.answers[each].finish_reason, FinishReason::kAbort);
-    EXPECT_EQ(served.engine.stats().num_running + served.engine.stats().num_waiting, 0);
-  }
-  served.engine.abort(12345);
-  served.add(++id, prompt_of(50), {.max_tokens = 20});
-  served.finish_all();
-  served.expect_right(id);
-}
-
 // Many callers at once; the destructor ends what is left.
 TEST(Engine, CallersOnManyThreads) {
   Served served({.plan = plan_of({{}}), .num_pages = 100}, {.max_num_seqs = 16});

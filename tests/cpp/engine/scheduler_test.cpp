@@ -154,8 +154,10 @@ TEST(Scheduler, AbortAtEveryStage) {
       EXPECT_EQ(serving.answers[1].finish_reason, ended ? FinishReason::kLength : FinishReason::kAbort) << steps;
       EXPECT_EQ(serving.answers[2].finish_reason, FinishReason::kAbort);
       serving.add(3, prompt_of(50, 3), {.max_tokens = 4});  // the next one is right, on the same pages
+      serving.add(4, prompt_of(40), {.max_tokens = 4});     // and one that finds what the ended one has computed
       serving.run();
       serving.expect_right(3);
+      serving.expect_right(4);
     }
   }
 }
