@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from fake_engine import FakeEngine, logprobs
+from fake_engine import FakeEngine, Output, logprobs
 from serving import Serve
 from sse import events, stream
 
@@ -56,6 +56,38 @@ def test_closed_streams_end_at_once(serve: Serve, chunks: int) -> None:
         eventually(lambda: idle(engine), 2.0)
     assert len(engine.aborted) == 6
     assert client.post(COMPLETIONS, json={**ENDLESS, "max_tokens": 1}).status_code == 200
+
+
+class HeldEngine(FakeEngine):
+    """Does a step only when it is let."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(lambda *_: [5] * 200, **options)
+        self.steps = threading.Semaphore(0)
+
+    def wait(self, timeout_s: float) -> list[Output]:
+        return super().wait(timeout_s) if self.steps.acquire(timeout=timeout_s) else []
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("num_pages", [1, 8])
+def test_the_engine_is_told_before_another_step(serve: Serve, streaming: bool, steps: int, num_pages: int) -> None:
+    """B35: three choices, all running or two of them waiting, after 0, 1 and 3 tokens. The client goes while a step is
+    held; all of them end although it never does."""
+    engine = HeldEngine(num_pages=num_pages)
+    client = serve(engine)
+    body = json.dumps({**ENDLESS, "stream": streaming, "n": 3}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.sendall(head + body)
+        eventually(lambda: len(engine.requests) == 3)
+        for _ in range(steps):
+            engine.steps.release()
+        eventually(lambda: engine.stats().generated_tokens_total == steps * min(3, num_pages))
+    eventually(lambda: len(engine.aborted) == 3 and idle(engine))
+    assert engine.stats().generated_tokens_total == steps * min(3, num_pages)
+    assert engine.stats().num_free_pages == num_pages
 
 
 def test_closed_requests_that_wait_in_the_queue(serve: Serve) -> None:
