@@ -13,13 +13,24 @@ uint64_t mix(uint64_t state, uint64_t value) {
   return state ^ (state >> 29);
 }
 
+uint64_t pair_of(int32_t first, int32_t second) {
+  return uint64_t{static_cast<uint32_t>(first)} << 32 | static_cast<uint32_t>(second);
+}
+
 }  // namespace
 
 uint64_t hash_token_block(uint64_t previous, std::span<const int32_t> key, std::string_view salt) {
   uint64_t hash = mix(previous, salt.size());
   for (const char byte : salt) hash = mix(hash, static_cast<uint8_t>(byte));
-  for (const int32_t value : key) hash = mix(hash, static_cast<uint32_t>(value));
-  return hash;
+  // Two chains, two tokens at a time: one by one, 128 tokens would be the most expensive part of a prefix block.
+  uint64_t other = ~hash;
+  size_t i = 0;
+  for (; i + 4 <= key.size(); i += 4) {
+    hash = mix(hash, pair_of(key[i], key[i + 1]));
+    other = mix(other, pair_of(key[i + 2], key[i + 3]));
+  }
+  for (; i < key.size(); ++i) hash = mix(hash, static_cast<uint32_t>(key[i]));
+  return mix(hash, other);
 }
 
 PrefixIndex::PrefixIndex(int tokens_per_block, int64_t num_pages, HashFunction hash)
@@ -29,14 +40,19 @@ PrefixIndex::PrefixIndex(int tokens_per_block, int64_t num_pages, HashFunction h
 
 const PrefixIndex::Block* PrefixIndex::find(Link previous, std::span<const int32_t> key, std::string_view salt) const {
   const std::string_view own_salt = previous.id == 0 ? salt : std::string_view{};
-  const auto [first, last] = ids_by_hash_.equal_range(hash_(previous.hash, key, own_salt));
-  for (auto entry = first; entry != last; ++entry) {
-    const Block& block = blocks_.at(entry->second);
-    if (block.previous == previous.id && block.salt == own_salt && std::ranges::equal(block.key, key)) {
-      return &block;
-    }
-  }
-  return nullptr;
+  return find(hash_(previous.hash, key, own_salt), previous, key, own_salt);
+}
+
+const PrefixIndex::Block* PrefixIndex::find(uint64_t hash, Link previous, std::span<const int32_t> key,
+                                            std::string_view own_salt) const {
+  const Block* found = nullptr;
+  (void)ids_by_hash_.find(hash, [&](uint64_t id) {
+    const Block& block = blocks_.at(id);
+    if (block.previous != previous.id || block.salt != own_salt || !std::ranges::equal(block.key, key)) return false;
+    found = &block;
+    return true;
+  });
+  return found;
 }
 
 PrefixIndex::Link PrefixIndex::add(Link previous, std::span<const int32_t> key, std::string_view salt,
@@ -46,20 +62,21 @@ PrefixIndex::Link PrefixIndex::add(Link previous, std::span<const int32_t> key, 
   check_as(ErrorKind::kInternal, contains(previous), "prefix block ", previous.id, ": expected it in the index");
   // A page that already stands for another block stays there.
   const auto unclaimed = [&](int32_t page) { return page >= 0 && block_of_page_.at(static_cast<size_t>(page)) == 0; };
+  const std::string_view own_salt = previous.id == 0 ? salt : std::string_view{};
+  const uint64_t hash = hash_(previous.hash, key, own_salt);
   Block* block = nullptr;
-  if (const Block* found = find(previous, key, salt)) {
+  if (const Block* found = find(hash, previous, key, own_salt)) {
     block = &blocks_.at(found->link.id);
   } else {
     if (std::ranges::none_of(pages, unclaimed)) return {};
-    const std::string_view own_salt = previous.id == 0 ? salt : std::string_view{};
-    const Link link{.id = next_id_++, .hash = hash_(previous.hash, key, own_salt)};
+    const Link link{.id = next_id_++, .hash = hash};
     block = &blocks_[link.id];
     *block = {.link = link,
               .previous = previous.id,
               .key = {key.begin(), key.end()},
               .salt = std::string(own_salt),
               .pages = std::vector<int32_t>(pages.size(), -1)};
-    ids_by_hash_.emplace(link.hash, link.id);
+    ids_by_hash_.add(link.hash, link.id);
     if (previous.id != 0) ++blocks_.at(previous.id).num_next;
   }
   for (size_t i = 0; i < pages.size(); ++i) {
@@ -92,8 +109,7 @@ void PrefixIndex::remove_if_unused(uint64_t id) {
     const auto entry = blocks_.find(id);
     const Block& block = entry->second;
     if (block.num_next > 0 || std::ranges::any_of(block.pages, [](int32_t page) { return page >= 0; })) return;
-    const auto [first, last] = ids_by_hash_.equal_range(block.link.hash);
-    ids_by_hash_.erase(std::find_if(first, last, [&](const auto& pair) { return pair.second == id; }));
+    ids_by_hash_.remove(block.link.hash, id);
     id = block.previous;
     blocks_.erase(entry);
     if (id != 0) --blocks_.at(id).num_next;

@@ -11,6 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kv_cache/hashed_ids.h"
+
 namespace quaver {
 
 /// Hash of a block by its key, given the hash of its predecessor (0 for the first). The salt is given for the first
@@ -57,6 +59,9 @@ class PrefixIndex {
   [[nodiscard]] int64_t num_pages() const noexcept { return num_pages_; }
 
  private:
+  /// `hash` is that of the block; `own_salt` is empty but for the first of a chain.
+  [[nodiscard]] const Block* find(uint64_t hash, Link previous, std::span<const int32_t> key,
+                                  std::string_view own_salt) const;
   void remove_if_unused(uint64_t id);
 
   int tokens_per_block_ = 0;
@@ -64,7 +69,7 @@ class PrefixIndex {
   uint64_t next_id_ = 1;
   int64_t num_pages_ = 0;
   std::unordered_map<uint64_t, Block> blocks_;  // by id
-  std::unordered_multimap<uint64_t, uint64_t> ids_by_hash_;
+  HashedIds ids_by_hash_;
   std::vector<uint64_t> block_of_page_;  // by page id; 0: none
 };
 
