@@ -98,8 +98,10 @@ void KvManager::note_change(SequencePages& sequence) {
     const int64_t window = plan_.groups[g].window;
     sequence.unchanged_until = std::min(sequence.unchanged_until, std::ssize(sequence.tables[g]) * page_size);
     if (window > 0) {  // a query further right no longer sees the first page that is left
-      const int64_t last_query = (sequence.num_released[g] + 1) * page_size + window - 2;
-      sequence.unchanged_until = std::min(sequence.unchanged_until, last_query + 1);
+      const int64_t seen_until = (sequence.num_released[g] + 1) * page_size + window - 1;  // tokens
+      // Where the token after that wants a page the release waits for it: one change of the tables instead of two.
+      const bool waits = (seen_until + 1) % page_size == 0;
+      sequence.unchanged_until = std::min(sequence.unchanged_until, seen_until + (waits ? 1 : 0));
     }
   }
 }
@@ -120,12 +122,14 @@ int64_t KvManager::plan_append(const SequencePages& sequence, int64_t num_new, s
   check(num_new >= 0, "new tokens ", num_new, ": expected >= 0");
   changes.clear();
   int64_t needed = 0;
-  int64_t available = pool_.num_free();
   for (size_t g = 0; g < plan_.groups.size(); ++g) {
     const Change& planned = changes.emplace_back(change(sequence, g, num_new));
     needed += planned.new_pages + (planned.copy_last ? 1 : 0);
-    if (sequence.tables.empty()) continue;
-    for (int64_t i = sequence.num_released[g]; i < planned.first_visible_page; ++i) {
+  }
+  int64_t available = pool_.num_free();
+  // Only where it is needed: pages that are given up have long left the cache.
+  for (size_t g = 0; g < sequence.tables.size() && needed > available; ++g) {
+    for (int64_t i = sequence.num_released[g]; i < changes[g].first_visible_page; ++i) {
       if (pool_.reference_count(sequence.tables[g][static_cast<size_t>(i)]) == 1) ++available;
     }
   }

@@ -62,7 +62,8 @@ class KvManager {
   [[nodiscard]] bool can_append(const SequencePages& sequence, int64_t num_new) const;
 
   /// Makes room for `num_new` more tokens in every group: releases the pages of sliding groups that no query from
-  /// position num_tokens on can see, copies a shared last page that is about to be written, and gets new pages.
+  /// position num_tokens on can see, copies a shared last page that is about to be written, and gets new pages. A page
+  /// that leaves the window with the token that fills another is released with the next token.
   /// Throws Error(kOutOfMemory), with the sequence and the pool unchanged, when pages are short.
   [[nodiscard]] std::vector<PageCopy> append(SequencePages& sequence, int64_t num_new);
   /// The same with the copies put behind those in `copies`; false, and nothing changed, when pages are short.

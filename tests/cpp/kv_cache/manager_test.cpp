@@ -59,7 +59,8 @@ TEST(KvManager, SlotsArePageTimesPageSizePlusOffset) {
   EXPECT_THROW(manager.slots(sequence, -1, 0, 1, &one), Error);
 }
 
-// B17: at every chunk size exactly the pages that no later query sees are gone.
+// B17: at every chunk size exactly the pages that no later query sees are gone; of single tokens the one that fills a
+// page leaves it to the next, which wants a page, to give one up.
 TEST(KvManager, ReleasesExactlyThePagesLeftOfTheWindow) {
   for (const int window : {1, 2, 15, 16, 17, 20, 32, 33}) {
     for (const int64_t chunk : {1, 7, 8, 15, 16, 17, 32, 33, 100}) {
@@ -73,7 +74,8 @@ TEST(KvManager, ReleasesExactlyThePagesLeftOfTheWindow) {
         // The first of the new tokens, at position `first`, sees first - window + 1 … first; later ones see no more.
         for (int64_t page = 0; page < std::ssize(sliding); ++page) {
           const bool visible = 16 * page + 15 >= first - window + 1;
-          EXPECT_EQ(sliding[static_cast<size_t>(page)] >= 0, visible)
+          const bool waits = chunk == 1 && first % 16 == 15 && 16 * page + 15 == first - window;
+          EXPECT_EQ(sliding[static_cast<size_t>(page)] >= 0, visible || waits)
               << "window " << window << " chunk " << chunk << " first " << first << " page " << page;
         }
         const int64_t held = std::count_if(sliding.begin(), sliding.end(), [](int32_t page) { return page >= 0; });
