@@ -40,8 +40,8 @@ void DecodeRows::push(LiveRequest& r) {
   ids_.push_back(r.id);
   cached_tokens_.push_back(r.cached_tokens);
   not_plain_.push_back(not_plain(r));
-  recent_.emplace_back();
-  num_recent_.push_back(0);
+  next_tokens_.push_back(nullptr);
+  give_room(r, std::ssize(r.tokens) + 1);  // the last chunk of its prompt may draw one
 }
 
 void DecodeRows::remove(LiveRequest& r) {
@@ -60,12 +60,11 @@ void DecodeRows::remove(LiveRequest& r) {
   take_out(ids_, row);
   take_out(cached_tokens_, row);
   take_out(not_plain_, row);
-  take_out(recent_, row);
-  take_out(num_recent_, row);
+  take_out(next_tokens_, row);
 }
 
 void DecodeRows::write_back(LiveRequest& r) {
-  flush(r.decode_row);
+  r.tokens.resize(static_cast<size_t>(num_known(r.decode_row)));
   r.pages.num_tokens = num_tokens_[r.decode_row];
   // All tokens are known up to the one that the last step draws, or more if they are computed once more.
   r.num_in_flight = std::max<int64_t>(0, r.pages.num_tokens + 1 - std::ssize(r.tokens));
@@ -77,7 +76,7 @@ void DecodeRows::find_special(std::vector<LiveRequest*>& requests) const {
   }
 }
 
-void DecodeRows::prepare(const LiveRequest& r, int64_t quiet_until) {
+void DecodeRows::prepare(LiveRequest& r, int64_t quiet_until) {
   const size_t row = r.decode_row;
   const int64_t end = r.pages.num_tokens;
   versions_[row] = r.pages.version;
@@ -85,17 +84,18 @@ void DecodeRows::prepare(const LiveRequest& r, int64_t quiet_until) {
   samples_[row] = end == r.length() ? 1 : 0;
   last_[row] = r.all_scheduled() ? 1 : 0;
   quiet_until_[row] = is_known(row) ? 0 : quiet_until;
+  give_room(r, std::max(end, quiet_until_[row]) + 1);
+}
+
+/// For so many tokens, known and drawn, until the row is written back. `r` has its own numbers right.
+void DecodeRows::give_room(LiveRequest& r, int64_t num_tokens) {
+  const size_t known = r.tokens.size();
+  r.tokens.resize(std::max(known, static_cast<size_t>(num_tokens)));
+  next_tokens_[r.decode_row] = r.tokens.data() + known;
 }
 
 void DecodeRows::advance() {
   for (int64_t& count : num_tokens_) ++count;
-}
-
-void DecodeRows::flush(size_t row) {
-  const auto first = recent_[row].tokens.begin();
-  std::vector<int32_t>& tokens = requests_[row]->tokens;
-  tokens.insert(tokens.end(), first, first + num_recent_[row]);
-  num_recent_[row] = 0;
 }
 
 }  // namespace quaver

@@ -1,9 +1,8 @@
 // The requests that decode, as arrays in the order of their rows in a step. What almost every step does to a request,
-// one more token, then touches some 150 bytes of it here, next to those of its neighbours, instead of the cache lines
+// one more token, then touches some 100 bytes of it here, next to those of its neighbours, instead of the cache lines
 // of a LiveRequest, its tokens and its pages.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -29,7 +28,7 @@ class DecodeRows {
   void find_special(std::vector<LiveRequest*>& requests) const;
   /// What the next step does to `r`, whose pages have room for it. It is not special again before it has more than
   /// `quiet_until` tokens.
-  void prepare(const LiveRequest& r, int64_t quiet_until);
+  void prepare(LiveRequest& r, int64_t quiet_until);
   /// Each row gets its token; what follows is that of the step under construction.
   void advance();
 
@@ -37,6 +36,8 @@ class DecodeRows {
     return {.num_tokens = num_tokens_, .tokens = tokens_, .versions = versions_, .pages = pages_};
   }
   [[nodiscard]] LiveRequest& request(size_t row) const { return *requests_[row]; }
+  /// Tokens of the request that are known. LiveRequest::tokens has room for more at its end.
+  [[nodiscard]] int64_t num_known(size_t row) const { return next_tokens_[row] - requests_[row]->tokens.data(); }
   [[nodiscard]] int32_t slot(size_t row) const { return slots_[row]; }
   /// Its token is known: it may have been computed before, or is here before it is fed back.
   [[nodiscard]] bool is_known(size_t row) const { return tokens_[row] >= 0; }
@@ -59,16 +60,8 @@ class DecodeRows {
   }
 
  private:
-  static constexpr size_t kRecent = 16;
-  struct alignas(64) Recent {
-    std::array<int32_t, kRecent> tokens;
-  };
-
-  void append(size_t row, int32_t token) {
-    recent_[row].tokens[num_recent_[row]++] = token;
-    if (num_recent_[row] == kRecent) flush(row);
-  }
-  void flush(size_t row);
+  void append(size_t row, int32_t token) { *next_tokens_[row]++ = token; }
+  void give_room(LiveRequest& r, int64_t num_tokens);
 
   std::vector<LiveRequest*> requests_;
   std::vector<const SequencePages*> pages_;
@@ -81,9 +74,8 @@ class DecodeRows {
   std::vector<int32_t> slots_;
   std::vector<uint64_t> ids_;
   std::vector<int64_t> cached_tokens_;
-  std::vector<uint64_t> not_plain_;  // bit t % 64: token t may end it
-  std::vector<Recent> recent_;       // the last of the request's tokens, not yet in LiveRequest::tokens
-  std::vector<uint8_t> num_recent_;
+  std::vector<uint64_t> not_plain_;    // bit t % 64: token t may end it
+  std::vector<int32_t*> next_tokens_;  // in LiveRequest::tokens, which has room until the row is special again
 };
 
 }  // namespace quaver

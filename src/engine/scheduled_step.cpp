@@ -4,14 +4,13 @@
 #include <span>
 
 namespace quaver {
-void ScheduledStep::begin(const KvManager& manager) {
+void ScheduledStep::begin() {
   step_.row_slots.clear();
   step_.page_copies.clear();
   step_.starts.clear();
   step_.feedback.clear();
   step_.samples.clear();
   step_.prompt_logprobs.clear();
-  builder_.begin(manager, step_.batch);
   clear();
 }
 
@@ -29,7 +28,7 @@ void ScheduledStep::start_slot(const LiveRequest& request) {
 }
 
 void ScheduledStep::add_decode_rows(const KvManager& manager, const DecodeRows& decode) {
-  builder_.add(manager, decode.rows(), step_.batch);
+  builder_.begin(manager, decode.rows(), step_.batch);
   for (size_t i = 0; i < decode.size(); ++i) {
     const auto row = static_cast<int32_t>(i);
     const int32_t slot = decode.slot(i);

@@ -23,11 +23,11 @@ class ScheduledStep {
   };
 
   /// Starts over; memory is kept.
-  void begin(const KvManager& manager);
+  void begin();
   /// `request` takes over its slot.
   void start_slot(const LiveRequest& request);
   [[nodiscard]] std::vector<PageCopy>& page_copies() noexcept { return step_.page_copies; }
-  /// Those that decode, before all others, one token each.
+  /// Begins the batch with those that decode, one token each; to be called also where none does.
   void add_decode_rows(const KvManager& manager, const DecodeRows& decode);
   /// The last `count` of the tokens that a prompt has pages for run in this step. Decides what is asked of the logits,
   /// and notes it in the request.

@@ -40,7 +40,7 @@ const Step* Scheduler::schedule() {
   check_as(ErrorKind::kInternal, num_in_flight_ < Runner::kMaxInFlight, "steps in flight ", num_in_flight_,
            ": expected fewer than ", Runner::kMaxInFlight);
   ScheduledStep& step = steps_[static_cast<size_t>((oldest_ + num_in_flight_) % Runner::kMaxInFlight)];
-  step.begin(manager_);
+  step.begin();
   chunks_.clear();
   prefill_budget_ = options_.max_num_batched_tokens;
   preempted_ = false;
@@ -134,7 +134,7 @@ bool Scheduler::admit(LiveRequest& r) {
     cached = manager_.match_prefix(r.pages, known, r.salt, r.spans);
   }
   r.pages.salt = r.salt;
-  if (pages_still_needed(r) > manager_.num_free_pages() - reserved) {
+  if (pages_still_needed(r, std::ssize(r.tokens)) > manager_.num_free_pages() - reserved) {
     manager_.release(r.pages);
     refused_arrival_ = r.arrival;
     refused_available_ = before;
@@ -158,18 +158,17 @@ int64_t Scheduler::reserved_pages() const {
   // be preempted soon.
   const int64_t full_groups = std::ranges::count(manager_.plan().groups, 0, &CacheGroup::window);
   int64_t pages = std::ssize(running_) * full_groups;
-  for (const LiveRequest* const other : prefilling_) pages += pages_still_needed(*other);
+  for (const LiveRequest* const other : prefilling_) pages += pages_still_needed(*other, std::ssize(other->tokens));
   for (size_t row = 0; row < decode_.size(); ++row) {
-    if (decode_.is_known(row)) pages += pages_still_needed(decode_.request(row));
+    if (decode_.is_known(row)) pages += pages_still_needed(decode_.request(row), decode_.num_known(row));
   }
   return pages;
 }
 
 /// Pages that a request needs, beside those it holds, until all its known tokens are computed.
-int64_t Scheduler::pages_still_needed(const LiveRequest& request) const {
-  const int64_t known = std::ssize(request.tokens);
-  if (request.pages.num_tokens >= known) return 0;
-  const int64_t most = manager_.plan().blocks_for(known, std::min(max_chunk(options_), known));
+int64_t Scheduler::pages_still_needed(const LiveRequest& request, int64_t num_known) const {
+  if (request.pages.num_tokens >= num_known) return 0;
+  const int64_t most = manager_.plan().blocks_for(num_known, std::min(max_chunk(options_), num_known));
   return std::max<int64_t>(0, most - KvManager::num_held_pages(request.pages));
 }
 

@@ -71,7 +71,7 @@ class Scheduler {
   [[nodiscard]] int64_t quiet_until(const LiveRequest& r) const;
   void schedule_waiting(ScheduledStep& step);
   bool admit(LiveRequest& r);
-  [[nodiscard]] int64_t pages_still_needed(const LiveRequest& request) const;
+  [[nodiscard]] int64_t pages_still_needed(const LiveRequest& request, int64_t num_known) const;
   [[nodiscard]] int64_t reserved_pages() const;
   [[nodiscard]] int64_t next_chunk(const LiveRequest& request) const;
   [[nodiscard]] bool make_room(LiveRequest& r, int64_t count, ScheduledStep& step);

@@ -6,30 +6,23 @@
 
 namespace quaver {
 
-void BatchBuilder::begin(const KvManager& manager, Batch& batch) {
+void BatchBuilder::begin(const KvManager& manager, const OneTokenRows& rows, Batch& batch) {
+  const size_t count = rows.num_tokens.size();
   num_groups_ = manager.plan().groups.size();
-  batch.token_ids.clear();
-  batch.positions.clear();
-  batch.query_start.assign(1, 0);
-  batch.seq_lens.clear();
+  batch.groups.resize(num_groups_);
   batch.span_ids.clear();
   batch.logit_rows.clear();
-  batch.groups.resize(num_groups_);
   slot_offsets_.resize(num_groups_);
-  for (Batch::Group& group : batch.groups) group.slots.clear();
-}
-
-void BatchBuilder::add(const KvManager& manager, const OneTokenRows& rows, Batch& batch) {
-  const size_t count = rows.num_tokens.size();
-  check(batch.seq_lens.empty(), "row ", batch.seq_lens.size(), ": expected rows of one token before all others");
   while (versions_.size() < count) add_row(batch);
   for (size_t row = 0; row < count; ++row) {
     if (versions_[row] != rows.versions[row]) update_row(manager, *rows.pages[row], row, batch);
   }
+  // No clear(): what resize() adds it fills with zeros first.
   batch.token_ids.assign(rows.tokens.begin(), rows.tokens.end());
   batch.positions.resize(count);
   batch.seq_lens.resize(count);
   batch.query_start.resize(count + 1);
+  batch.query_start[0] = 0;
   for (size_t row = 0; row < count; ++row) {
     batch.positions[row] = static_cast<int32_t>(rows.num_tokens[row] - 1);
     batch.seq_lens[row] = static_cast<int32_t>(rows.num_tokens[row]);

@@ -30,10 +30,10 @@ struct OneTokenRows {
 /// One builder serves one batch: `batch` is the same in every call.
 class BatchBuilder {
  public:
+  /// Starts a step with these rows. Which of them want logits is the caller's to note.
+  void begin(const KvManager& manager, const OneTokenRows& rows, Batch& batch);
   /// Starts a step without sequences.
-  void begin(const KvManager& manager, Batch& batch);
-  /// Adds the first rows of a step. Which of them want logits is the caller's to note.
-  void add(const KvManager& manager, const OneTokenRows& rows, Batch& batch);
+  void begin(const KvManager& manager, Batch& batch) { begin(manager, {}, batch); }
   /// Adds a sequence as the next row. It costs least where it was in the batch before. Throws Error(kInvalidArgument)
   /// for a step without tokens, a logit row outside them or a span that they cut.
   void add(const KvManager& manager, const SequenceStep& step, Batch& batch);

@@ -44,8 +44,7 @@ void build_from_arrays(const KvManager& manager, const std::vector<Share>& share
     versions.push_back(shares[row].pages->version);
     pages.push_back(shares[row].pages);
   }
-  builder.begin(manager, batch);
-  builder.add(manager, {.num_tokens = num_tokens, .tokens = tokens, .versions = versions, .pages = pages}, batch);
+  builder.begin(manager, {.num_tokens = num_tokens, .tokens = tokens, .versions = versions, .pages = pages}, batch);
   for (size_t i = 0; i < row; ++i) {
     if (!shares[i].logit_rows.empty()) batch.logit_rows.push_back(static_cast<int32_t>(i));
   }
@@ -206,9 +205,6 @@ TEST(BatchBuilder, RefusesStepsThatCannotBe) {
   refused({.pages = &pages, .tokens = {1, 2, 3, 4}, .logit_rows = {}});
   refused({.pages = &pages, .tokens = {1, 2}, .logit_rows = {2}});
   refused({.pages = &pages, .tokens = {1, 2}, .logit_rows = {-1}});
-  const Share share{.pages = &pages, .tokens = {1, 2}, .logit_rows = {}};
-  build(manager, {&share, 1}, builder, batch);
-  EXPECT_THROW(builder.add(manager, OneTokenRows{}, batch), Error);  // they come first
 }
 
 }  // namespace
