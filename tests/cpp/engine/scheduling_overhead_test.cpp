@@ -9,23 +9,25 @@ namespace {
 using testing::SchedulingLoad;
 using testing::SchedulingTimes;
 
+constexpr double kMostGrowth = 16;
+
 #ifdef __SANITIZE_ADDRESS__
 constexpr double kMostCopies = 60;  // instrumented code against an uninstrumented memcpy
 #else
-constexpr double kMostCopies = 3;
+constexpr double kMostCopies = 2.5;
 #endif
 
-// 128 running sequences: as fast at 9k tokens as at 1k, and no slower than 3 copies of the batch. 1,024 sequences and
-// their batch no longer fit a core's L2 cache: a copy of the batch grows about 12-fold there instead of 8-fold, and a
-// step grows with it, still within 3 copies. Anything quadratic would be at 64 times. Least times settle within a few
-// rounds; a busy machine gets more.
+// 128 running sequences: as fast at 9k tokens as at 1k, and no slower than 2.5 copies of the batch. What the pages of
+// 1,024 sequences need no longer fits a core's L2 cache, so a step takes about 11.4 times as long there instead of the
+// 8 that are wanted (docs/serving.md has the parts). Anything quadratic would be at 64 times. Least times settle within
+// a few rounds; a busy machine gets more.
 TEST(SchedulingOverhead, DoesNotDependOnTheContextAndGrowsWithTheBatch) {
   SchedulingTimes near;
   SchedulingTimes far;
   SchedulingTimes many;
   const auto as_it_should_be = [&] {
     return far.step_s <= 1.2 * near.step_s && near.step_s <= kMostCopies * near.copy_s &&
-           many.step_s <= kMostCopies * many.copy_s && many.step_s <= 20 * near.step_s;
+           many.step_s <= kMostCopies * many.copy_s && many.step_s <= kMostGrowth * near.step_s;
   };
   const auto measure = [](int64_t sequences, int64_t context, SchedulingTimes& times) {
     SchedulingLoad load(sequences, context);
@@ -39,7 +41,7 @@ TEST(SchedulingOverhead, DoesNotDependOnTheContextAndGrowsWithTheBatch) {
   EXPECT_LE(far.step_s, 1.2 * near.step_s);
   EXPECT_LE(near.step_s, kMostCopies * near.copy_s);
   EXPECT_LE(many.step_s, kMostCopies * many.copy_s);
-  EXPECT_LE(many.step_s, 20 * near.step_s);
+  EXPECT_LE(many.step_s, kMostGrowth * near.step_s);
 }
 
 // The shape that the issue names: 6 groups of 10 layers, pages of 128 and 64 tokens, no waste.
