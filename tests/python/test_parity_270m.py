@@ -17,6 +17,9 @@ from golden import GOLDEN, check_error, logits, open_model, relative
 PROMPTS = range(5)
 BOUNDS = {"kv_bf16": 3e-3, "f32": 1.5e-2}
 STRIDE = 61  # of the sampled logits, as in the golden script
+# Largest two logits so near each other that the order of sums, so the processor's kernels, decides (4 of 320 tokens):
+# rounding K and V to BF16 in another order moves such differences by up to 0.055.
+TIE = 0.03
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +60,19 @@ def test_logits_after_the_prompt(prompt: int, golden: dict[str, np.ndarray], bf1
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_greedy_tokens(prompt: int, golden: dict[str, np.ndarray], bf16: Generator) -> None:
-    expected = golden[f"greedy_{prompt}"].tolist()
-    assert bf16.generate(golden[f"ids_{prompt}"].tolist(), max_tokens=len(expected)).tokens == expected
+    """All of them; after a tie that fell the other way, those that follow the golden token."""
+    prompt_ids, expected = golden[f"ids_{prompt}"].tolist(), golden[f"greedy_{prompt}"].tolist()
+    top_ids, top = golden[f"kv_bf16_top_ids_{prompt}"], golden[f"kv_bf16_top_{prompt}"]
+    done = 0
+    while done < len(expected):
+        left = expected[done:]
+        tokens = bf16.generate(prompt_ids + expected[:done], max_tokens=len(left)).tokens
+        if tokens == left:
+            return
+        at = next(i for i, (token, right) in enumerate(zip(tokens, left, strict=True)) if token != right)
+        done += at
+        assert top[done, 0] - top[done, 1] <= TIE and tokens[at] == top_ids[done, 1], f"token {done}: {tokens[at]}"
+        done += 1
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -73,7 +87,8 @@ def test_logits_along_the_greedy_path(prompt: int, golden: dict[str, np.ndarray]
         relative(np.take_along_axis(ours, top_ids, 1), top),
         BOUNDS["kv_bf16"],
     )
-    np.testing.assert_array_equal(ours.argmax(axis=1), top_ids[:, 0])
+    clear = top[:, 0] - top[:, 1] > TIE
+    np.testing.assert_array_equal(ours.argmax(axis=1)[clear], top_ids[clear, 0])
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

@@ -14,10 +14,10 @@ constexpr double kMostGrowth = 16;
 #ifdef __SANITIZE_ADDRESS__
 constexpr double kMostCopies = 60;  // instrumented code against an uninstrumented memcpy
 #else
-constexpr double kMostCopies = 2.5;
+constexpr double kMostCopies = 3;
 #endif
 
-// 128 running sequences: as fast at 9k tokens as at 1k, and no slower than 2.5 copies of the batch. What the pages of
+// 128 running sequences: as fast at 9k tokens as at 1k, and no slower than 3 copies of the batch. What the pages of
 // 1,024 sequences need no longer fits a core's L2 cache, so a step takes about 11.4 times as long there instead of the
 // 8 that are wanted (docs/serving.md has the parts). Anything quadratic would be at 64 times. Least times settle within
 // a few rounds; a busy machine gets more.
