@@ -76,8 +76,11 @@ def test_a_report_that_is_none_is_refused(tmp_path, text):
 
 
 def test_the_committed_report_is_what_the_readme_shows():
+    results = ROOT / "bench" / "results" / "h200"
     for suite in attention.SUITES:
-        attention.read_report(ROOT / "bench" / "results" / "h200" / f"{suite}.json")
+        attention.read_report(results / f"{suite}.json")
+    commit = attention.read_report(results / "decode.json")["commit"]
+    assert f"commit {commit}" in (results / "decode.svg").read_text(), "decode.svg: expected the picture of decode.json"
     subprocess.run([sys.executable, ROOT / "bench" / "render_tables.py", "--check"], check=True)
 
 
