@@ -3,6 +3,10 @@
 
 #include <charconv>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -56,6 +60,36 @@ void read_options(int argc, char** argv, RunOptions& options, Take take) {
     } else {
       check(take(option, value), "option ", option, ": expected one that this program has");
     }
+  }
+}
+
+/// Throws Error(kInvalidArgument) naming the file where its folder does not exist: told before minutes of measuring.
+inline void check_folder_of(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  check(std::filesystem::is_directory(folder), "output ", path, ": expected a folder ", folder.string());
+}
+
+/// Throws Error(kInvalidArgument) naming the file where it cannot be written whole.
+inline void write_file(const std::string& path, std::string_view text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  check(file.good(), "output ", path, ": expected a file that can be written");
+}
+
+/// main() of such a program: read_options(), then what `run(options)` returns as JSON to `--out`. What is thrown ends
+/// it with status 1 and one line.
+template <class Options, class Take, class Run>
+int write_report(std::string_view program, int argc, char** argv, Options options, Take take, Run run) {
+  try {
+    read_options(argc, argv, options,
+                 [&](const std::string& option, const std::string& value) { return take(options, option, value); });
+    check_folder_of(options.out);
+    write_file(options.out, run(options).dump(2) + "\n");
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%.*s: %s\n", static_cast<int>(program.size()), program.data(), error.what());
+    return 1;
   }
 }
 

@@ -10,7 +10,6 @@
 // is the mean of the second half. Cases of the suite prefill begin after one idle second: the power limit remembers.
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -99,8 +98,13 @@ nlohmann::json measure(const DecodeSpec& spec, const DeviceBuffer<uint8_t>& code
           {"rel_l2", decode.relative_l2()}};
 }
 
-void run(const std::string& out_path, const std::string& only, int hold_s, const std::string& commit,
-         const std::string& driver) {
+struct Options : RunOptions {
+  std::string suite = "decode";
+  std::string only;
+  int hold_s = 0;
+};
+
+nlohmann::json run_decode(const Options& options) {
   const DeviceInfo device = query_device(0);
   const CudaStream stream = make_stream();
   Timer timer(stream.get());
@@ -108,17 +112,17 @@ void run(const std::string& out_path, const std::string& only, int hold_s, const
   fill_normal_e4m3(pool.data(), pool.size(), 1, stream.get());
   const double read_ceiling = timer.read_gbps(pool, int64_t{4} << 30);
   const double copy_ceiling = timer.copy_gbps(pool, int64_t{2} << 30);
-  nlohmann::json report = {{"commit", commit},
+  nlohmann::json report = {{"commit", options.commit},
                            {"gpu", device.name},
-                           {"driver", driver},
+                           {"driver", options.driver},
                            {"sm_clock_mhz", measure_sm_clock_mhz(stream.get())},
                            {"ceilings", {{"read_gbps", read_ceiling}, {"copy_gbps", copy_ceiling}}},
                            {"cases", nlohmann::json::array()}};
   std::printf("%-32s %10s %10s %8s   (read %.0f, copy %.0f GB/s)\n", "case", "us", "KV GB/s", "%", read_ceiling,
               copy_ceiling);
   const auto add = [&](const std::string& name, auto&& measured) {
-    if (name.find(only) == std::string::npos) return;
-    if (hold_s > 0 && name.starts_with("append_")) return;
+    if (name.find(options.only) == std::string::npos) return;
+    if (options.hold_s > 0 && name.starts_with("append_")) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // let the power limit forget the case before
     nlohmann::json result = measured();
     std::printf("%-32s %10.2f %10.0f %8.1f", name.c_str(), result["us"].get<double>(), result["kv_gbps"].get<double>(),
@@ -131,7 +135,7 @@ void run(const std::string& out_path, const std::string& only, int hold_s, const
     report["cases"].push_back(std::move(result));
   };
   for (const DecodeSpec& spec : decode_suite()) {
-    add(spec.name, [&] { return measure(spec, pool, read_ceiling, device, hold_s, timer); });
+    add(spec.name, [&] { return measure(spec, pool, read_ceiling, device, options.hold_s, timer); });
   }
   for (const int64_t tokens : {8192, 2048}) {
     add("append_d256_t" + std::to_string(tokens), [&] { return append_prompt(tokens, copy_ceiling, timer); });
@@ -140,26 +144,25 @@ void run(const std::string& out_path, const std::string& only, int hold_s, const
     add("append_step_d256_b" + std::to_string(batch) + "_kv" + std::to_string(length),
         [&] { return append_step(batch, length, pool, read_ceiling, timer); });
   }
-  std::ofstream(out_path) << report.dump(2) << "\n";
+  return report;
 }
 
-void run_prefill(const std::string& out_path, const std::string& only, const std::string& commit,
-                 const std::string& driver) {
+nlohmann::json run_prefill(const Options& options) {
   const DeviceInfo device = query_device(0);
   const CudaStream stream = make_stream();
   Timer timer(stream.get());
   const DeviceBuffer<uint8_t> pages(int64_t{1200} << 20);
   fill_normal_e4m3(pages.data(), pages.size(), 1, stream.get());
-  nlohmann::json report = {{"commit", commit},
+  nlohmann::json report = {{"commit", options.commit},
                            {"gpu", device.name},
-                           {"driver", driver},
+                           {"driver", options.driver},
                            {"sm_clock_mhz", measure_sm_clock_mhz(stream.get())},
                            {"ceilings", {{"read_gbps", timer.read_gbps(pages, int64_t{1} << 30)}}},
                            {"cases", nlohmann::json::array()}};
   const double read_ceiling = report["ceilings"]["read_gbps"].get<double>();
   std::printf("%-36s %10s %10s %10s\n", "case", "us", "TFLOP/s", "rel L2");
   for (const PrefillSpec& spec : prefill_suite()) {
-    if (!only.empty() && spec.name.find(only) == std::string::npos) continue;
+    if (!options.only.empty() && spec.name.find(options.only) == std::string::npos) continue;
     PrefillCase prefill(spec, pages, device, stream.get());
     std::this_thread::sleep_for(std::chrono::seconds(1));  // let the power limit forget the case before
     const double us = prefill.time_us(timer);
@@ -176,39 +179,33 @@ void run_prefill(const std::string& out_path, const std::string& only, const std
     std::printf("\n");
     std::fflush(stdout);
   }
-  std::ofstream(out_path) << report.dump(2) << "\n";
+  return report;
+}
+
+nlohmann::json run(const Options& options) {
+  check(options.suite == "decode" || options.suite == "prefill", "--suite ", options.suite,
+        ": expected decode or prefill");
+  return options.suite == "decode" ? run_decode(options) : run_prefill(options);
 }
 
 }  // namespace
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  try {
-    quaver::bench::RunOptions options{.out = "decode.json"};
-    std::string suite = "decode";
-    std::string only;
-    int hold_s = 0;
-    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
-      if (option == "--suite") {
-        suite = value;
-      } else if (option == "--only") {
-        only = value;
-      } else if (option == "--hold") {
-        hold_s = quaver::bench::integer_argument("--hold", value, 1);
-      } else {
-        return false;
-      }
-      return true;
-    });
-    quaver::check(suite == "decode" || suite == "prefill", "--suite ", suite, ": expected decode or prefill");
-    if (suite == "decode") {
-      quaver::bench::run(options.out, only, hold_s, options.commit, options.driver);
+  using quaver::bench::Options;
+  Options defaults;
+  defaults.out = "decode.json";
+  const auto take = [](Options& options, const std::string& option, const std::string& value) {
+    if (option == "--suite") {
+      options.suite = value;
+    } else if (option == "--only") {
+      options.only = value;
+    } else if (option == "--hold") {
+      options.hold_s = quaver::bench::integer_argument(option, value, 1);
     } else {
-      quaver::bench::run_prefill(options.out, only, options.commit, options.driver);
+      return false;
     }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_attention: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+    return true;
+  };
+  return quaver::bench::write_report("bench_attention", argc, argv, defaults, take, quaver::bench::run);
 }

@@ -18,7 +18,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "arguments.h"
@@ -323,32 +322,27 @@ class Bench {
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  try {
-    quaver::bench::Options options;
-    options.out = "gemm.json";
-    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
-      if (option == "--products") {
-        options.products = value;
-      } else if (option == "--yardsticks") {
-        options.yardsticks = value != "no";
-      } else if (option == "--plans") {
-        options.all_plans = value == "all";
-      } else if (option == "--idle-ms") {
-        options.idle_ms = quaver::bench::integer_argument(option, value, 0);
-      } else if (option == "--hold-ms") {
-        options.hold_ms = quaver::bench::integer_argument(option, value, 0);
-      } else if (option == "--tokens") {
-        options.tokens = quaver::bench::integer_arguments(option, value, 1);
-      } else {
-        return false;
-      }
-      return true;
-    });
-    const nlohmann::json report = quaver::bench::Bench(options).run();
-    std::ofstream(options.out) << report.dump(2) << "\n";
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_gemm: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  using quaver::bench::Options;
+  Options defaults;
+  defaults.out = "gemm.json";
+  const auto take = [](Options& options, const std::string& option, const std::string& value) {
+    if (option == "--products") {
+      options.products = value;
+    } else if (option == "--yardsticks") {
+      options.yardsticks = value != "no";
+    } else if (option == "--plans") {
+      options.all_plans = value == "all";
+    } else if (option == "--idle-ms") {
+      options.idle_ms = quaver::bench::integer_argument(option, value, 0);
+    } else if (option == "--hold-ms") {
+      options.hold_ms = quaver::bench::integer_argument(option, value, 0);
+    } else if (option == "--tokens") {
+      options.tokens = quaver::bench::integer_arguments(option, value, 1);
+    } else {
+      return false;
+    }
+    return true;
+  };
+  return quaver::bench::write_report("bench_gemm", argc, argv, defaults, take,
+                                     [](const Options& options) { return quaver::bench::Bench(options).run(); });
 }

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -118,6 +117,7 @@ nlohmann::json measure(int dim, int context, bool peaked) {
 }
 
 void run(const std::string& path, int largest_context) {
+  bench::check_folder_of(path);
   nlohmann::json table = {{"what", "relative L2 against float64 on the same FP8 cache, FP32 output"},
                           {"rows", kRows},
                           {"peak", kPeak},
@@ -134,7 +134,7 @@ void run(const std::string& path, int largest_context) {
       }
     }
   }
-  std::ofstream(path) << table.dump(1) << '\n';
+  bench::write_file(path, table.dump(1) + "\n");
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -271,24 +270,18 @@ nlohmann::json run(const Options& options) {
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  try {
-    quaver::bench::Options options;
-    options.out = "layers.json";
-    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
-      if (option == "--tokens") {
-        options.tokens = quaver::bench::integer_arguments(option, value, 1);
-      } else if (option == "--hold-ms") {
-        options.hold_ms = quaver::bench::integer_argument(option, value, 0);
-      } else {
-        return false;
-      }
-      return true;
-    });
-    const nlohmann::json report = quaver::bench::run(options);
-    std::ofstream(options.out) << report.dump(2) << "\n";
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_layers: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  using quaver::bench::Options;
+  Options defaults;
+  defaults.out = "layers.json";
+  const auto take = [](Options& options, const std::string& option, const std::string& value) {
+    if (option == "--tokens") {
+      options.tokens = quaver::bench::integer_arguments(option, value, 1);
+    } else if (option == "--hold-ms") {
+      options.hold_ms = quaver::bench::integer_argument(option, value, 0);
+    } else {
+      return false;
+    }
+    return true;
+  };
+  return quaver::bench::write_report("bench_layers", argc, argv, defaults, take, quaver::bench::run);
 }

@@ -9,7 +9,6 @@
 // pct_copy is bytes a second over those of a device copy, read and written, in the same run.
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -342,26 +341,21 @@ class Bench {
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  try {
-    quaver::bench::Options options;
-    options.out = "ops.json";
-    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
-      if (option == "--kind") {
-        options.kind = quaver::bench::kind_of(value);
-      } else if (option == "--idle-ms") {
-        options.idle_ms = quaver::bench::integer_argument(option, value, 0);
-      } else if (option == "--tokens") {
-        options.tokens = quaver::bench::integer_arguments(option, value, 1);
-      } else {
-        return false;
-      }
-      return true;
-    });
-    const nlohmann::json report = quaver::bench::Bench(options).run();
-    std::ofstream(options.out) << report.dump(2) << "\n";
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_ops: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  using quaver::bench::Options;
+  Options defaults;
+  defaults.out = "ops.json";
+  const auto take = [](Options& options, const std::string& option, const std::string& value) {
+    if (option == "--kind") {
+      options.kind = quaver::bench::kind_of(value);
+    } else if (option == "--idle-ms") {
+      options.idle_ms = quaver::bench::integer_argument(option, value, 0);
+    } else if (option == "--tokens") {
+      options.tokens = quaver::bench::integer_arguments(option, value, 1);
+    } else {
+      return false;
+    }
+    return true;
+  };
+  return quaver::bench::write_report("bench_ops", argc, argv, defaults, take,
+                                     [](const Options& options) { return quaver::bench::Bench(options).run(); });
 }

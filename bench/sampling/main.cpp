@@ -7,7 +7,6 @@
 // behind an LM head of 128 rows. pct_read is the bytes of the logits a second over the read ceiling of the same run.
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -147,24 +146,18 @@ nlohmann::json run(const Options& options) {
 }  // namespace quaver::bench
 
 int main(int argc, char** argv) {
-  try {
-    quaver::bench::Options options;
-    options.out = "sampling.json";
-    quaver::bench::read_options(argc, argv, options, [&](const std::string& option, const std::string& value) {
-      if (option == "--idle-ms") {
-        options.idle_ms = quaver::bench::integer_argument(option, value, 0);
-      } else if (option == "--rows") {
-        options.rows = quaver::bench::integer_arguments(option, value, 1);
-      } else {
-        return false;
-      }
-      return true;
-    });
-    const nlohmann::json report = quaver::bench::run(options);
-    std::ofstream(options.out) << report.dump(2) << "\n";
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_sampling: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  using quaver::bench::Options;
+  Options defaults;
+  defaults.out = "sampling.json";
+  const auto take = [](Options& options, const std::string& option, const std::string& value) {
+    if (option == "--idle-ms") {
+      options.idle_ms = quaver::bench::integer_argument(option, value, 0);
+    } else if (option == "--rows") {
+      options.rows = quaver::bench::integer_arguments(option, value, 1);
+    } else {
+      return false;
+    }
+    return true;
+  };
+  return quaver::bench::write_report("bench_sampling", argc, argv, defaults, take, quaver::bench::run);
 }
