@@ -156,6 +156,20 @@ class Bench {
             .scales = weight_scales_.data()};
   }
 
+  /// Of a product that takes `us`; `read`: ceiling in GB/s.
+  static nlohmann::json rates(const char* name, const GemmPlan& plan, const GemmShape& shape, double us, double read) {
+    const auto bytes = static_cast<double>(shape.n * shape.k);
+    return {{"name", name},
+            {"m", shape.m},
+            {"n", shape.n},
+            {"k", shape.k},
+            {"plan", to_string(plan)},
+            {"us", us},
+            {"weight_gbps", bytes / us / 1e3},
+            {"pct_read", 100.0 * bytes / us / 1e3 / read},
+            {"tflops", 2.0 * static_cast<double>(shape.m) * bytes / us / 1e6}};
+  }
+
   nlohmann::json measure_geglu(int64_t m, double read) {
     const Product& product = kProducts.front();
     const int64_t bytes = product.n * product.k;
@@ -197,16 +211,8 @@ class Bench {
         geglu(s);
       });
     }
-    nlohmann::json result = {{"name", "gate_up_geglu"},
-                             {"m", m},
-                             {"n", product.n},
-                             {"k", product.k},
-                             {"plan", to_string(plan)},
-                             {"us", us},
-                             {"weight_gbps", static_cast<double>(bytes) / us / 1e3},
-                             {"pct_read", 100.0 * static_cast<double>(bytes) / us / 1e3 / read},
-                             {"tflops", 2.0 * static_cast<double>(m * bytes) / us / 1e6},
-                             {"mlp_front_us", front}};
+    nlohmann::json result = rates("gate_up_geglu", plan, shape, us, read);
+    result["mlp_front_us"] = front;
     std::printf("%s\n", result.dump().c_str());
     std::fflush(stdout);
     return result;
@@ -227,16 +233,8 @@ class Bench {
     gemm_.run(plan, weight(0), tokens, out, workspace_, stream_.get());
     const double error = relative_l2(shape);
     const double us = planned_us(plan);
-    nlohmann::json result = {{"name", product.name},
-                             {"m", m},
-                             {"n", product.n},
-                             {"k", product.k},
-                             {"plan", to_string(plan)},
-                             {"us", us},
-                             {"weight_gbps", static_cast<double>(bytes) / us / 1e3},
-                             {"pct_read", 100.0 * static_cast<double>(bytes) / us / 1e3 / read},
-                             {"tflops", 2.0 * static_cast<double>(m * bytes) / us / 1e6},
-                             {"rel_l2", error}};
+    nlohmann::json result = rates(product.name, plan, shape, us, read);
+    result["rel_l2"] = error;
     if (lt_) result["cublaslt_us"] = yardsticks(shape, count, buffers);
     if (options_.all_plans) {
       for (const GemmPlan& other : packed_fp8::possible_plans(shape, Scaling::kOuter, gemm_.max_clusters())) {
