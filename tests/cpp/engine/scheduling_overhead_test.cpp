@@ -18,7 +18,7 @@ constexpr double kMostCopies = 3;
 #endif
 
 // 128 running sequences: as fast at 9k tokens as at 1k, and no slower than 3 copies of the batch. What the pages of
-// 1,024 sequences need no longer fits a core's L2 cache, so a step takes about 11.4 times as long there instead of the
+// 1,024 sequences need no longer fits a core's L2 cache, so a step takes about 11 times as long there instead of the
 // 8 that are wanted (docs/serving.md has the parts). Anything quadratic would be at 64 times. Least times settle within
 // a few rounds; a busy machine gets more.
 TEST(SchedulingOverhead, DoesNotDependOnTheContextAndGrowsWithTheBatch) {
