@@ -50,6 +50,24 @@ struct TileScales {
   }
 };
 
+/// Whether a warpgroup's outputs of `blocks` go out as boxes, which takes aligned rows. Boxes are whole: 64 rows of the
+/// tile and all its tokens; what lies beyond the matrix is left out.
+template <class Traits>
+[[nodiscard]] __device__ __forceinline__ bool fill_boxes(bool aligned_rows, const Tile& tile,
+                                                         const BlockRange& blocks) {
+  return aligned_rows && blocks.begin == 0 && blocks.end == Traits::kBlocks &&
+         tile.row_end - tile.row_begin >= kWarpgroupRows / kGroupRows;
+}
+
+/// By one thread: the staged box to the outputs from `column` on of the tokens from `token` on.
+template <class Traits>
+__device__ __forceinline__ void store_box(const Parameters& p, const uint8_t* staging, int column, int token) {
+  // Of many tokens, whoever reads the outputs begins with those that L2 no longer holds.
+  ptx::tensor_store(p.out_map, ptx::shared_address(staging), column, token,
+                    Traits::kTokens > 128 ? ptx::policy_evict_first() : ptx::policy_evict_normal());
+  ptx::tensor_store_commit();
+}
+
 /// Stores the outputs of blocks [blocks.begin, blocks.end) of 8 tokens.
 template <class Traits>
 class TileStore {
@@ -66,9 +84,7 @@ class TileStore {
       store_f32(blocks, total);
       return;
     }
-    // Boxes are whole: 64 rows of the tile, and what lies beyond the matrix is left out.
-    const bool boxes = p_.aligned_rows && blocks.begin == 0 && blocks.end == Traits::kBlocks &&
-                       tile_.row_end - tile_.row_begin >= kWarpgroupRows / kGroupRows;
+    const bool boxes = fill_boxes<Traits>(p_.aligned_rows, tile_, blocks);
     constexpr int kStagedBlocks = Traits::kStagedTokens / 8;
 #pragma unroll
     for (int first = 0; first < Traits::kBlocks; first += kStagedBlocks) {
@@ -84,12 +100,8 @@ class TileStore {
       if (!boxes) {
         store_staged(first, blocks);
       } else if (thread_.index() == 0) {
-        // Of many tokens, whoever reads the outputs begins with those that L2 no longer holds.
-        ptx::tensor_store(p_.out_map, ptx::shared_address(staging_),
-                          (tile_.row_begin + thread_.first_group) * kGroupRows,
-                          (tile_.token_begin + first) * kGroupRows,
-                          Traits::kTokens > 128 ? ptx::policy_evict_first() : ptx::policy_evict_normal());
-        ptx::tensor_store_commit();
+        store_box<Traits>(p_, staging_, (tile_.row_begin + thread_.first_group) * kGroupRows,
+                          (tile_.token_begin + first) * kGroupRows);
       }
     }
   }

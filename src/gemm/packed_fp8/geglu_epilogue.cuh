@@ -35,17 +35,13 @@ class GegluStore {
       const uint32_t second = kTwo ? activations(scales, j + 1, total + 4 * (j + kTwo)) : 0;
       ptx::stmatrix_x2_transposed(lines + j * 8 * kTokenStagedBytes, first, second);
     }
-    // As TileStore: whole boxes by a tensor copy.
-    const bool boxes = blocks.begin == 0 && blocks.end == Traits::kBlocks &&
-                       tile_.row_end - tile_.row_begin >= kWarpgroupRows / kGroupRows;
+    const bool boxes = fill_boxes<Traits>(true, tile_, blocks);
     if (boxes) ptx::fence_proxy_async_shared();
     thread_.sync_warpgroup();
     if (!boxes) {
       store_staged(blocks);
     } else if (thread_.index() == 0) {
-      ptx::tensor_store(p_.out_map, ptx::shared_address(staging_), first_output(), tile_.token_begin * kGroupRows,
-                        Traits::kTokens > 128 ? ptx::policy_evict_first() : ptx::policy_evict_normal());
-      ptx::tensor_store_commit();
+      store_box<Traits>(p_, staging_, first_output(), tile_.token_begin * kGroupRows);
     }
   }
 
