@@ -64,7 +64,6 @@ template <int kTokens, Scaling kScaling, Output kOutput, int kRows>
 void Instance<kTokens, kScaling, kOutput, kRows>::launch(Parameters /*parameters*/, cudaStream_t /*stream*/) {
   absent("token tile", kTokens);
 }
-template struct Instance<192, Scaling::kOuter>;
 template struct Instance<8, Scaling::kBlock>;
 template struct Instance<32, Scaling::kBlock>;
 template struct Instance<64, Scaling::kBlock>;

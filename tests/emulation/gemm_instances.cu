@@ -1,22 +1,8 @@
-// The GEMM instances that the emulation compiles.
+// The one GEMM instance with block scales that the emulation compiles; the others are the library's.
 #include "gemm/packed_fp8/instance.cuh"
 
 namespace quaver::packed_fp8 {
 
-template struct Instance<8, Scaling::kOuter>;
-template struct Instance<16, Scaling::kOuter>;
-template struct Instance<32, Scaling::kOuter>;
-template struct Instance<64, Scaling::kOuter>;
-template struct Instance<128, Scaling::kOuter>;
-template struct Instance<128, Scaling::kOuter, Output::kRows, 144>;
-template struct Instance<128, Scaling::kOuter, Output::kRows, 176>;
 template struct Instance<16, Scaling::kBlock>;
-template struct Instance<8, Scaling::kOuter, Output::kGeglu>;
-template struct Instance<16, Scaling::kOuter, Output::kGeglu>;
-template struct Instance<32, Scaling::kOuter, Output::kGeglu>;
-template struct Instance<64, Scaling::kOuter, Output::kGeglu>;
-template struct Instance<128, Scaling::kOuter, Output::kGeglu>;
-template struct Instance<192, Scaling::kOuter, Output::kGeglu>;
-template struct Instance<128, Scaling::kOuter, Output::kGeglu, 176>;
 
 }  // namespace quaver::packed_fp8

@@ -94,27 +94,28 @@ TEST(Gemm, ExactInBoxes) {
   }
 }
 
-// Tokens as the 64-row operand: every split, tiles that begin anywhere in a block of rows, two tiles a cluster,
-// few and 128 tokens, outputs by pieces and one by one.
+// Tokens as the 64-row operand: every split, tiles in one, two and (the last one's third tile) three blocks of rows,
+// several tiles a cluster, few and 128 tokens, outputs by pieces and one by one.
 TEST(Gemm, ExactInHighTiles) {
   struct High {
     int64_t tokens = 0;
     int rows = 0;
     int split = 1;
+    int tiles = 2;
   };
-  for (const auto& [tokens, rows, split] :
-       {High{128, 144, 1}, {77, 144, 2}, {120, 144, 3}, {65, 144, 4}, {128, 176, 1}, {71, 176, 1}}) {
-    const int n = rows + 45;
+  for (const auto& [tokens, rows, split, tiles] :
+       {High{128, 144, 1}, {77, 144, 2}, {120, 144, 3}, {65, 144, 4}, {128, 176, 1}, {71, 176, 1, 3}}) {
+    const int n = tiles == 2 ? rows + 45 : tiles * rows - 3;
     GemmCase test({.shape = {.m = tokens, .n = n, .k = 500}});
     const GemmPlan plan{.grid = {.row_groups = (n + 7) / 8,
                                  .token_groups = static_cast<int>(tokens + 7) / 8,
                                  .chunks = 4,
                                  .token_tile = 128,
                                  .row_tile = rows,
-                                 .row_tiles = 2,
+                                 .row_tiles = tiles,
                                  .split = split},
                         .num_clusters = 1,
-                        .waves = 2};
+                        .waves = tiles};
     expect_exact(test, plan, tokens == 128 ? DType::kF32 : DType::kBF16);
     if (split == 1) expect_exact(test, plan, DType::kBF16, 8 + 8 - n % 8);
   }
