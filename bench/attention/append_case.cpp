@@ -159,7 +159,7 @@ class Step {
       AttentionArgs args = args_;
       args.q = part(0, int64_t{2} * kHeads);
       args.pages = pages;
-      attention_->run(args, stream);
+      attention_->run(args, stream, append ? InFront::kNewKeys : InFront::kAnything);
     }
   }
 

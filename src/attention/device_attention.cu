@@ -65,7 +65,7 @@ void DeviceAttention::schedule(const AttentionArgs& args, cudaStream_t stream) {
   if (prefill_) prefill_->schedule(args.seq_lens, args.query_start, stream);
 }
 
-void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream) {
+void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream, InFront in_front) {
   check_tensors(problem_, args);
   check_dense(args.seq_lens, "seq_lens");
   check_dense(args.query_start, "query_start");
@@ -78,7 +78,7 @@ void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream) {
   check_alignment(args.q, "q", prefill_ ? 8 : 4);
   check_alignment(args.out, "out", prefill_ ? 8 : 2);
   if (prefill_) prefill_->run(args, stream);
-  if (decode_) decode_->run(args, stream);
+  if (decode_) decode_->run(args, stream, in_front);
 }
 
 }  // namespace quaver

@@ -15,6 +15,9 @@ namespace quaver {
 /// What the workspace is sized for.
 using DeviceAttentionLimits = decode_fp8::Limits;
 
+/// What may still be written when attention begins.
+using decode_fp8::InFront;
+
 class DeviceAttention {
  public:
   /// Allocates the work list and the workspace on the current device. Throws Error(kUnsupported) for a plan whose
@@ -31,8 +34,9 @@ class DeviceAttention {
 
   /// One layer, with the lengths and the block table of the last schedule(). Checks what the host can see (shapes,
   /// dtypes, strides, alignment) and throws Error(kInvalidArgument) before anything is launched. What only the device
-  /// can see is trusted: lengths that fit the block table, page ids inside the pool, at most plan.max_rows query rows.
-  void run(const AttentionArgs& args, cudaStream_t stream);
+  /// can see is trusted: lengths that fit the block table, page ids inside the pool, at most plan.max_rows query rows,
+  /// and `in_front`. After append_kv() of the same tokens InFront::kNewKeys is right: it begins when all else is there.
+  void run(const AttentionArgs& args, cudaStream_t stream, InFront in_front = InFront::kAnything);
 
  private:
   AttentionProblem problem_;

@@ -253,7 +253,9 @@ void DeviceModel::attention_block(int layer, Pass& pass) {
     args.v_scale = {weights.v_scale, DType::kF32, {shape.num_kv_heads}, where_};
   }
   args.out = {attended, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
-  attention(pass, group).run(args, pass.stream);
+  // Keys of earlier steps need not wait for qkv_append(): prepare() had ended when the embedding began. The last tokens
+  // of a narrowed pass are not all that it appends.
+  attention(pass, group).run(args, pass.stream, pass.narrowed ? InFront::kAnything : InFront::kNewKeys);
 
   GemmInput input = input_of(weights.o);
   if (input.kind == InputKind::kBf16) {

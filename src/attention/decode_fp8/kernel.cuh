@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   }
   __syncthreads();
   if (threadIdx.x == 0) static_cast<volatile uint64_t&>(shared.warm) = warm_parameters(p);
-  ptx::grid_dependency_wait();
+  if (!loads_early<Traits>(p) || warp != kProducerWarp) ptx::grid_dependency_wait();
 
   if (warp >= kProducerWarp) {
     if constexpr (Traits::kMoveRegisters) ptx::decrease_registers<Traits::kProducerRegisters>();

@@ -92,7 +92,7 @@ void DecodeFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView&
                   stream);
 }
 
-void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream) {
+void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream, InFront in_front) {
   constexpr auto kLog2E = std::numbers::log2e_v<float>;
   const int head_dim = problem_.kv.head_dim_k;
   const Output output = output_rows(args, work_->shape().group);
@@ -118,6 +118,7 @@ void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream) {
                               .softcap_log2 = problem_.softcap * kLog2E,
                               .low_part_mask = plan_.precision == Precision::kSingle ? 0U : ~0U,
                               .combine_in_kernel = combine_in_kernel_,
+                              .loads_early = in_front == InFront::kNewKeys,
                               .shape = work_->shape(),
                               .work = work_->view(),
                               .partials = partials,

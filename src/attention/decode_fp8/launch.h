@@ -19,6 +19,14 @@ struct Limits {
   int64_t max_kv_tokens = 0;
 };
 
+/// What the kernels in front of run() in its stream may still be writing when the one directly in front begins.
+enum class InFront : uint8_t {
+  kAnything,  ///< nothing is read before they have ended
+  /// Of what run() reads only q and, in the cache, the keys of each sequence's last query_len tokens. Lengths, block
+  /// table, scales, older keys and what schedule() makes are complete: older keys come while those kernels end.
+  kNewKeys,
+};
+
 /// Attention of the layers of one cache group on one stream of the current device. Allocates in the constructor only.
 class DecodeFp8 {
  public:
@@ -32,7 +40,7 @@ class DecodeFp8 {
   /// One layer. The lengths and the block table are those of the last schedule(). The caller has checked `args` against
   /// the problem; what only the device can see is trusted: lengths that fit the block table, at most 32 query rows a kv
   /// head, page ids inside the pool.
-  void run(const AttentionArgs& args, cudaStream_t stream);
+  void run(const AttentionArgs& args, cudaStream_t stream, InFront in_front = InFront::kAnything);
 
   [[nodiscard]] int grid() const noexcept { return grid_; }
 

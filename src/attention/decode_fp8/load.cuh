@@ -1,5 +1,6 @@
 // The producer warp: walks the CTA's share, hands items to the consumers and keeps the ring of tiles full with one bulk
-// copy a page and half (K, V). Only whole 16-token blocks that hold a visible token are loaded.
+// copy a page and half (K, V). Only whole 16-token blocks that hold a visible token are loaded. Early (few rows only),
+// it runs ahead of griddepcontrol.wait until it comes to a tile with new keys, or to a ticket.
 #pragma once
 
 #include "attention/decode_fp8/params.h"
@@ -9,6 +10,7 @@
 #include "kv_cache/page_format.h"
 #include "ptx/barrier.cuh"
 #include "ptx/bulk_copy.cuh"
+#include "ptx/launch.cuh"
 
 namespace quaver::decode_fp8 {
 
@@ -63,6 +65,13 @@ class PageIds {
   bool use_record_ = false;
 };
 
+/// Whether older keys are loaded before griddepcontrol.wait. Not of more than 8 rows: those kernels have no register
+/// left.
+template <class Traits>
+[[nodiscard]] __device__ __forceinline__ bool loads_early(const Parameters& p) {
+  return Traits::kFewRows && p.loads_early;
+}
+
 /// The producer's state over all pieces that its CTA takes.
 template <class Traits>
 class Producer {
@@ -73,7 +82,8 @@ class Producer {
         ring_address_(ring_address),
         policy_(ptx::policy_evict_first()),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        page_shift_(p.page_shift) {
+        page_shift_(p.page_shift),
+        early_(loads_early<Traits>(p)) {
     ptx::fence_proxy_async_global();  // pages were written by ordinary stores of earlier kernels
   }
 
@@ -98,6 +108,7 @@ class Producer {
         for (int tile = item.tile_begin; tile < item.tile_end; ++tile) load_tile(item, tile, ids);
       }
       if (next.line.rounds == 1) break;
+      wait_for_kernels_in_front();  // the counter may still be that of the layer before
       piece = take_ticket(next.line);
       if (piece >= next.line.num_pieces()) break;
     }
@@ -106,6 +117,13 @@ class Producer {
   }
 
  private:
+  __device__ void wait_for_kernels_in_front() {
+    if (!early_) return;
+    early_ = false;
+    ptx::grid_dependency_wait();
+    ptx::fence_proxy_async_global();
+  }
+
   /// Every CTA takes one ticket too many; the counter wraps to 0 with the last of them.
   __device__ int take_ticket(const schedule::LineCut& line) const {
     unsigned ticket = 0;
@@ -131,6 +149,7 @@ class Producer {
                           .page_size = p_.layout.page_size};
     const int chunk = min(Traits::kTile, layout.page_size);
     const int tile_token = tile * Traits::kTile;
+    if (tile_token + Traits::kTile > item.kv_len - item.query_len) wait_for_kernels_in_front();
     const int begin = max(tile_token, item.first_key) & ~15;
     const int end = (min(tile_token + Traits::kTile, item.kv_len) + 15) & ~15;
     ids.prepare(begin >> page_shift_, (end - 1) >> page_shift_);
@@ -163,6 +182,7 @@ class Producer {
   uint64_t policy_;
   int lane_;
   int page_shift_;
+  bool early_;  ///< kernels in front may still run
   RingPosition<Traits::kRingSlots> tile_slot_{.parity = 1};
   RingPosition<kItemSlots> item_slot_{.parity = 1};
 };

@@ -33,6 +33,7 @@ struct Parameters {
   float softcap_log2 = 0.0F;      ///< softcap * log2(e); 0: none
   uint32_t low_part_mask = ~0U;   ///< `split`: all ones; `single`: 0, the lo parts of Q and P are zero
   bool combine_in_kernel = true;  ///< the CTA that writes an item's last part adds them up; else the combine kernel
+  bool loads_early = false;       ///< InFront::kNewKeys
   schedule::ScheduleShape shape{};
   schedule::WorkListView work{};
   Partials partials{};

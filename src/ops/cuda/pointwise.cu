@@ -21,14 +21,14 @@ void embed_tokens(const EmbedArgs& args, cudaStream_t stream) {
   check_pointer("embedding", args.table);
   check_pointer("token ids", args.token_ids, 4);
   check_pointer("hidden", args.hidden);
-  launch_each(kEmbed, args.num_tokens,
-              {.table = args.table,
-               .vocab_size = args.vocab_size,
-               .token_ids = args.token_ids,
-               .scale = args.scale,
-               .columns = static_cast<int>(args.hidden_size),
-               .hidden = args.hidden},
-              stream);
+  const RowShape shape = row_shape(args.hidden_size);
+  launch(kEmbed.of(shape), dim3(static_cast<unsigned>(args.num_tokens)), shape.threads, 0, stream,
+         {.table = args.table,
+          .vocab_size = args.vocab_size,
+          .token_ids = args.token_ids,
+          .scale = args.scale,
+          .columns = static_cast<int>(args.hidden_size),
+          .hidden = args.hidden});
 }
 
 void last_rows(const LastRowsArgs& args, cudaStream_t stream) {
