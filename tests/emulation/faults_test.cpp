@@ -16,18 +16,19 @@ namespace quaver::testing {
 
 enum class Fault {
   kNone,
-  kNoSyncthreads,      ///< one warp leaves it out
-  kOtherCollective,    ///< a lane comes to __syncwarp() where the others shuffle
-  kNoArrival,          ///< nobody arrives at the barrier that all wait for
-  kTooManyArrivals,    //
-  kExpectsTooMuch,     ///< more bytes than the copy brings
-  kExpectsTooLittle,   //
-  kPastDynamicShared,  ///< the copy ends behind the CTA's dynamic shared memory
-  kPastAllocation,     ///< … begins before the end of the source and ends behind it
-  kMisaligned,         //
-  kNoWait,             ///< the copy has not landed when it is read
-  kEndsBeforeCopy,     ///< nobody waits for it at all
-  kNoInit,             //
+  kNoSyncthreads,       ///< one warp leaves it out
+  kOtherCollective,     ///< a lane comes to __syncwarp() where the others shuffle
+  kNoArrival,           ///< nobody arrives at the barrier that all wait for
+  kTooManyArrivals,     //
+  kExpectsTooMuch,      ///< more bytes than the copy brings
+  kExpectsTooLittle,    //
+  kPastDynamicShared,   ///< the copy ends behind the CTA's dynamic shared memory
+  kPastAllocation,      ///< … begins before the end of the source and ends behind it
+  kMisaligned,          //
+  kAddressWithoutRank,  ///< in a cluster: names the first CTA, whoever uses it
+  kNoWait,              ///< the copy has not landed when it is read
+  kEndsBeforeCopy,      ///< nobody waits for it at all
+  kNoInit,              //
   kTrap,
 };
 
@@ -40,7 +41,7 @@ struct CopyParameters {
 constexpr int kValues = 64;
 constexpr int kBytes = 4 * kValues;
 
-/// 64 threads copy 64 floats to shared memory and from there to `out`.
+/// 64 threads of each CTA copy 64 floats to shared memory and from there to `out`.
 void copy_kernel(const CopyParameters p) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ uint64_t full;
@@ -52,6 +53,7 @@ void copy_kernel(const CopyParameters p) {
   if (is(Fault::kPastDynamicShared)) to += 16;
   if (is(Fault::kPastAllocation)) from += 4;
   if (is(Fault::kMisaligned)) from += 1;
+  if (is(Fault::kAddressWithoutRank)) to %= 1U << 24;
   if (is(Fault::kExpectsTooMuch)) expected += 16;
   if (is(Fault::kExpectsTooLittle)) expected -= 16;
   if (threadIdx.x == 0 && !is(Fault::kNoInit)) ptx::mbarrier_init(barrier, 1);
@@ -77,18 +79,19 @@ void copy_kernel(const CopyParameters p) {
 
 namespace {
 
-std::vector<float> copied(Fault fault) {
+std::vector<float> copied(Fault fault, int cluster = 1) {
   std::vector<float> values(kValues);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   const auto source = to_device(values);
   const DeviceBuffer<float> out(kValues);
-  launch(copy_kernel, dim3(1), kValues, kBytes, nullptr, {.source = source.data(), .out = out.data(), .fault = fault});
+  launch_programmatic(copy_kernel, dim3(static_cast<unsigned>(cluster)), kValues, kBytes, nullptr,
+                      {.source = source.data(), .out = out.data(), .fault = fault}, cluster);
   return to_host(out);
 }
 
-void expect_found(Fault fault, std::initializer_list<const char*> parts) {
+void expect_found(Fault fault, std::initializer_list<const char*> parts, int cluster = 1) {
   try {
-    static_cast<void>(copied(fault));
+    static_cast<void>(copied(fault, cluster));
     ADD_FAILURE() << "no error; expected " << *parts.begin();
   } catch (const Error& error) {
     for (const char* part : parts) {
@@ -98,7 +101,7 @@ void expect_found(Fault fault, std::initializer_list<const char*> parts) {
 }
 
 TEST(Faults, NoneIsFoundWhereNoneIs) {
-  EXPECT_EQ(copied(Fault::kNone)[63], 63.0F);
+  for (const int cluster : {1, 2, 4}) EXPECT_EQ(copied(Fault::kNone, cluster)[63], 63.0F);
 }
 
 TEST(Faults, WaitsThatNeverEnd) {
@@ -120,6 +123,9 @@ TEST(Faults, BulkCopies) {
   expect_found(Fault::kPastAllocation, {"bulk copy of 256 bytes", "expected a source inside one allocation"});
   expect_found(Fault::kMisaligned, {"expected multiples of 16"});
   expect_found(Fault::kEndsBeforeCopy, {"has ended", "copy of 256 bytes"});
+  EXPECT_EQ(copied(Fault::kAddressWithoutRank)[63], 63.0F);
+  expect_found(Fault::kAddressWithoutRank,
+               {"CTA (1, 0, 0)", "shared memory of CTA 0 of the cluster: expected this one, 1"}, 2);
 }
 
 TEST(Faults, MemoryThatHasNotBeenWrittenIsNan) {

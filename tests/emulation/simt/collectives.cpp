@@ -58,21 +58,29 @@ void named_barrier(int id, int threads, bool wait) {
 uint32_t shared_address(const void* pointer) {
   const uint32_t address = running().cta->memory.address(pointer);
   expect(address != 0, "shared_address(", pointer, "): expected shared memory of this CTA");
-  return address;
+  return cluster_address(address, cluster_rank());
 }
 
 /// The CTA that an address names, and the address there.
 static std::pair<Cta*, uint32_t> resolve(uint32_t address) {
-  Cta* own = running().cta;
   const uint32_t rank = address >> kRankShift;
-  if (rank == 0) return {own, address};
-  return {own->cluster + (rank - 1), address & ((1U << kRankShift) - 1)};
+  expect(std::cmp_less(rank, running().cta->wave->shape().cluster), "shared address ", address,
+         ": expected one in a CTA of the cluster");
+  return {running().cta->cluster + rank, address & ((1U << kRankShift) - 1)};
+}
+
+/// The address in this CTA, which it must name.
+static uint32_t own_address(uint32_t address, const char* what) {
+  const auto [cta, local] = resolve(address);
+  expect(cta == running().cta, what, " of CTA ", cta->rank, " of the cluster: expected this one, ",
+         running().cta->rank);
+  return local;
 }
 
 uint32_t cluster_address(uint32_t address, int rank) {
   const int cluster = running().cta->wave->shape().cluster;
   expect(rank >= 0 && rank < cluster, "mapa to CTA ", rank, ": expected one of the ", cluster, " of the cluster");
-  return resolve(address).second | static_cast<uint32_t>(rank + 1) << kRankShift;
+  return resolve(address).second | static_cast<uint32_t>(rank) << kRankShift;
 }
 
 int cluster_rank() {
@@ -122,8 +130,9 @@ void mbarrier_init(uint32_t address, int arrivals) {
   expect(address % 8 == 0 && arrivals > 0, "mbarrier at ", place(address), " of ", arrivals,
          " arrivals: expected an address that is a multiple of 8, and at least one");
   Cta& cta = *running().cta;
-  expect(!cta.mbarriers.contains(address), "mbarrier at ", place(address), ": expected to be initialised once");
-  cta.mbarriers[address] = {.count = arrivals, .pending = arrivals};
+  const uint32_t local = own_address(address, "mbarrier.init");
+  expect(!cta.mbarriers.contains(local), "mbarrier at ", place(local), ": expected to be initialised once");
+  cta.mbarriers[local] = {.count = arrivals, .pending = arrivals};
 }
 
 void mbarrier_arrive(uint32_t address, int bytes) {
@@ -137,14 +146,14 @@ void mbarrier_arrive(uint32_t address, int bytes) {
 }
 
 bool mbarrier_test(uint32_t address, uint32_t parity, bool may_suspend) {
-  expect(address >> kRankShift == 0, "wait for an mbarrier of another CTA: expected one of this CTA");
-  Mbarrier& barrier = running().cta->mbarrier(address);
+  const uint32_t local = own_address(address, "wait for an mbarrier");
+  Mbarrier& barrier = running().cta->mbarrier(local);
   if ((barrier.phase & 1U) != parity) return true;
   if (!may_suspend) {
     poll("mbarrier.test_wait");
     return false;
   }
-  wait_in(barrier.waiting, {.what = "mbarrier", .mbarrier = address, .number = parity});
+  wait_in(barrier.waiting, {.what = "mbarrier", .mbarrier = local, .number = parity});
   return (barrier.phase & 1U) != parity;
 }
 
@@ -155,15 +164,18 @@ void copy_async(uint32_t to, const void* from, int bytes, uint32_t barrier, uint
          ": expected a source inside one allocation");
   Cta* const first = running().cta->cluster;
   const bool multicast = ranks != 0;
+  const uint32_t local = own_address(to, "bulk copy to shared memory");
+  const uint32_t local_barrier = own_address(barrier, "mbarrier of a bulk copy");
   for (int rank = 0; rank < running().cta->wave->shape().cluster; ++rank) {
     Cta* cta = first + rank;
     if (multicast ? (ranks >> rank & 1U) == 0 : cta != running().cta) continue;
-    uint8_t* destination = cta->memory.pointer(to, bytes);
-    expect(destination != nullptr && to < kStaticAddress, "bulk copy of ", bytes, " bytes to ", place(to),
+    uint8_t* destination = cta->memory.pointer(local, bytes);
+    expect(destination != nullptr && local < kStaticAddress, "bulk copy of ", bytes, " bytes to ", place(local),
            ": expected inside the ", cta->memory.dynamic_bytes, " bytes of dynamic shared memory");
-    static_cast<void>(cta->mbarrier(barrier));
+    static_cast<void>(cta->mbarrier(local_barrier));
     std::memset(destination, 0xFF, static_cast<size_t>(bytes));
-    cta->wave->add_copy({.to = cta, .destination = destination, .source = from, .bytes = bytes, .barrier = barrier});
+    cta->wave->add_copy(
+        {.to = cta, .destination = destination, .source = from, .bytes = bytes, .barrier = local_barrier});
   }
 }
 

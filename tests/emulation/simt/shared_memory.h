@@ -9,7 +9,7 @@ namespace quaver::simt {
 
 inline constexpr uint32_t kDynamicAddress = 1024;     ///< address of dynamic shared memory, as on the device
 inline constexpr uint32_t kStaticAddress = 0x100000;  ///< … of static variables: beyond what a descriptor can name
-inline constexpr uint32_t kRankShift = 24;            ///< addresses in CTA r of the cluster: (r + 1) << 24 + address
+inline constexpr uint32_t kRankShift = 24;            ///< CTA r of the cluster has r << 24 in all its addresses
 inline constexpr int kMaxDynamicBytes = 227 * 1024;
 
 struct SharedMemory {
