@@ -22,7 +22,7 @@ import urllib.request
 URL = "http://127.0.0.1:8000"
 SERVER = (
     "serve --model gemma-4-31b --load-format dummy --max-model-len 9216 --max-num-seqs 128 "
-    "--max-num-batched-tokens 8192 --gpu-memory-utilization 0.97 --no-enable-prefix-caching"
+    "--max-num-batched-tokens 8128 --gpu-memory-utilization 0.97 --no-enable-prefix-caching"
 )
 CLIENT = f"bench serve --base-url {URL} --random-input-len 8192 --random-output-len 1024 --max-concurrency 128"
 QUAVER = [sys.executable, "-m", "quaver"]
