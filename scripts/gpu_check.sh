@@ -35,7 +35,8 @@ tests=build/cuda/tests/gpu_tests
 for step in $steps; do
   case $step in
     build) run build build || exit "$status" ;;
-    test) run test ctest --test-dir build/cuda -L gpu -j 8 --output-on-failure ;;
+    test)  # several at once, each with a few threads for the CPU's side: with all cores each, they wait for one another
+      run test env OMP_NUM_THREADS=2 ctest --test-dir build/cuda -L gpu -j 8 --output-on-failure ;;
     sanitize)  # memcheck over every kind of launch; synccheck does not know setmaxnreg and racecheck not mbarriers, so
                # racecheck has the kernels without them: append, page copies, read-back, general, fused ops, sampling
       run memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$tests" \
