@@ -258,6 +258,7 @@ def profile_31b_table() -> str:
 DOCUMENTS = {
     ("README.md", "decode table"): decode_table,
     ("README.md", "prefill table"): prefill_table,
+    ("README.md", "31B serving table"): serve_31b_table,
     ("docs/numerics.md", "numerics tables"): numerics_tables,
     ("docs/serving.md", "31B serving table"): serve_31b_table,
     ("docs/serving.md", "31B profile table"): profile_31b_table,
