@@ -204,6 +204,7 @@ DeviceRunner::DeviceStep DeviceRunner::upload(const Step& step, int64_t padded_s
                               .num_sequences = shape.num_sequences,
                               .num_logit_rows = shape.num_logit_rows,
                               .one_token_each = shape.num_tokens == shape.num_sequences,
+                              .older_keys_exist = step.starts.empty(),
                               .last_tokens_only = shape.last_tokens_only,
                               .token_ids = at<int32_t>(block, layout.token_ids),
                               .positions = at<int32_t>(block, layout.positions),

@@ -134,7 +134,7 @@ bool wants_last_tokens_only(const Batch& batch) {
 }
 
 bool is_decode_step(const Step& step) {
-  return step.batch.num_tokens() == step.batch.num_sequences() && step.prompt_logprobs.empty();
+  return step.batch.num_tokens() == step.batch.num_sequences() && step.starts.empty() && step.prompt_logprobs.empty();
 }
 
 StepShape step_shape(const Step& step, const CachePlan& plan, int64_t padded_sequences) {

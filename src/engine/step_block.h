@@ -47,7 +47,8 @@ struct StepLayout {
 /// True where some sequence has several tokens and no logits are wanted but of last tokens.
 [[nodiscard]] bool wants_last_tokens_only(const Batch& batch);
 
-/// True where every sequence has one token and nobody asks for a prompt's probabilities: what decode graphs run.
+/// True where every sequence has one token, none begins (DeviceBatch::older_keys_exist) and nobody asks for a prompt's
+/// probabilities: what decode graphs run.
 [[nodiscard]] bool is_decode_step(const Step& step);
 
 /// The shape of a step. With `padded_sequences` > 0, that of a decode step with so many rows: as many tokens and logit

@@ -255,7 +255,8 @@ void DeviceModel::attention_block(int layer, Pass& pass) {
   args.out = {attended, DType::kBF16, {tokens, config_.num_q_heads, shape.head_dim}, where_};
   // Keys of earlier steps need not wait for qkv_append(): prepare() had ended when the embedding began. The last tokens
   // of a narrowed pass are not all that it appends.
-  attention(pass, group).run(args, pass.stream, pass.narrowed ? InFront::kAnything : InFront::kNewKeys);
+  const bool new_keys_only = pass.batch.older_keys_exist && !pass.narrowed;
+  attention(pass, group).run(args, pass.stream, new_keys_only ? InFront::kNewKeys : InFront::kAnything);
 
   GemmInput input = input_of(weights.o);
   if (input.kind == InputKind::kBf16) {

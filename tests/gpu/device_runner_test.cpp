@@ -235,6 +235,42 @@ TEST(DeviceRunner, CopiesSharedPagesFirst) {
   EXPECT_NEAR(result.logprobs[1].value().logprob, alone(8).logprob, 1e-3);
 }
 
+// A newcomer begins with a page whose last key the step computes for somebody else: it waits for that key.
+TEST(DeviceRunner, NewcomerSeesThePageFilledInItsStep) {
+  const std::vector<int32_t> prompt = tokens_of(15, 4);  // a page holds 16
+  const auto after = [&](StepDriver& driver, Sequence& sequence, int32_t token) {
+    Step step;
+    driver.add(step, sequence, {token});
+    return driver.run(step).logprobs.at(0).value();
+  };
+  const auto prefill = [&](StepDriver& driver, Sequence& sequence) {
+    Step step;
+    StepDriver::start(step, sequence, {.logprobs = 0}, prompt);
+    driver.add(step, sequence, prompt);
+    (void)driver.run(step);
+  };
+  for (const char* const model : {"gemma3_tiny", "gemma4_tiny"}) {
+    StepDriver alone(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true)));
+    Sequence only;
+    prefill(alone, only);
+    (void)after(alone, only, 7);
+    const TokenLogprobs expected = after(alone, only, 8);
+
+    StepDriver driver(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true)));
+    Sequence first;
+    prefill(driver, first);
+    Step both;
+    driver.add(both, first, {7});
+    Sequence second{.slot = 1, .pages = driver.manager().fork(first.pages)};
+    StepDriver::start(both, second, {.logprobs = 0}, prompt);
+    driver.add(both, second, {8});
+    EXPECT_TRUE(both.page_copies.empty());
+    const TokenLogprobs got = driver.run(both).logprobs.at(1).value();
+    EXPECT_EQ(got.token, expected.token) << model;
+    EXPECT_NEAR(got.logprob, expected.logprob, 1e-3) << model;
+  }
+}
+
 // One request with NaN logits fails; the one beside it in the batch gets its token.
 TEST(DeviceRunner, NamesTheRequestWhoseLogitsAreNotNumbers) {
   const testing::TempDir folder;

@@ -149,6 +149,9 @@ TEST(StepBlock, PaddingIsRowsOfNothing) {
   test.build();
   test.step.samples = {{.logit_row = 0, .slot = 3}};
   ASSERT_TRUE(is_decode_step(test.step));
+  test.step.starts = {{.slot = 3}};  // a newcomer may begin with a page that the step fills
+  EXPECT_FALSE(is_decode_step(test.step));
+  test.step.starts.clear();
   const Written written(test, 4);
   EXPECT_EQ(written.read(written.layout.token_ids, 4), (Ints{100, 101, 0, 0}));
   EXPECT_EQ(written.read(written.layout.positions, 4), (Ints{32, 16, 0, 0}));
