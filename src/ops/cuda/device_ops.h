@@ -1,7 +1,8 @@
 // The fused elementwise steps of a forward pass on the GPU, in the order of a layer. Each is one launch on `stream`
 // without synchronisation or allocation, fits into a graph, starts beside the kernel in front of it (programmatic
-// launch; embed_tokens() after it has ended) and gives the same bits for a token whatever the other tokens are. Equations: gemma.md 1.1 and 2.1; the CPU's
-// side is model/cpu_model.cpp. Norms, rotation and the gate compute in FP32; the residual stream is BF16.
+// launch; embed_tokens() after it has ended) and gives the same bits for a token whatever the other tokens are.
+// Equations: gemma.md 1.1 and 2.1; the CPU's side is model/cpu_model.cpp. Norms, rotation and the gate compute in FP32;
+// the residual stream is BF16.
 //
 // Pointers are device memory; matrices are dense and row-major and begin at multiples of 16 bytes. Norm weights are
 // effective multipliers (1 + w for Gemma 3). Rows have a multiple of 8 columns: hidden_size up to 8,192, others up to

@@ -3,11 +3,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "core/check.h"
 #include "cuda_runtime_api.h"
 #include "simt/device_memory.h"
+#include "simt/early_start.h"
 #include "simt/launch.h"
 #include "simt/shared_memory.h"
 
@@ -28,6 +30,7 @@ namespace quaver::simt {
 namespace {
 
 std::map<uintptr_t, size_t> allocations;
+std::set<uintptr_t> host_allocations;  // of them, cudaMallocHost()'s
 
 /// Now, or when the graph that the stream records is launched.
 template <class Call>
@@ -50,15 +53,31 @@ bool in_device_memory(const void* begin, int bytes) {
   return address + static_cast<size_t>(bytes) <= after->first + after->second;
 }
 
+MemoryImage memory_image() {
+  MemoryImage image;
+  for (const auto& [address, bytes] : allocations) {
+    if (host_allocations.contains(address)) continue;
+    auto* const memory = reinterpret_cast<uint8_t*>(address);
+    image[memory].assign(memory, memory + bytes);
+  }
+  return image;
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread) {
   LaunchShape shape{
       .grid = config.gridDim, .block = config.blockDim, .shared_bytes = static_cast<int>(config.dynamicSmemBytes)};
+  bool programmatic = false;
   for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension) {
-      shape.cluster = static_cast<int>(config.attrs[i].val.clusterDim.x);
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension)
+      shape.cluster = static_cast<int>(attribute.val.clusterDim.x);
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      programmatic = attribute.val.programmaticStreamSerializationAllowed != 0;
     }
   }
-  return in_stream(config.stream, [shape, thread = std::move(thread)] { run_launch(shape, thread); });
+  return in_stream(config.stream, [shape, programmatic, thread = std::move(thread)] {
+    run_launch(shape, thread, changes_since_ordinary_launch(programmatic));
+  });
 }
 
 }  // namespace quaver::simt
@@ -111,9 +130,12 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
-  return cudaMalloc(memory, bytes);
+  const cudaError_t error = cudaMalloc(memory, bytes);
+  if (error == cudaSuccess) quaver::simt::host_allocations.insert(reinterpret_cast<uintptr_t>(*memory));
+  return error;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  quaver::simt::host_allocations.erase(reinterpret_cast<uintptr_t>(memory));
   return cudaFree(memory);
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
@@ -121,18 +143,20 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  quaver::simt::end_of_launches();
   std::memset(to, value, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return in_stream(stream, [=] { std::memset(to, value, bytes); });
+  return in_stream(stream, [=] { cudaMemset(to, value, bytes); });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/) {
+  quaver::simt::end_of_launches();
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/, cudaStream_t stream) {
-  return in_stream(stream, [=] { std::memcpy(to, from, bytes); });
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  return in_stream(stream, [=] { cudaMemcpy(to, from, bytes, kind); });
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
@@ -187,7 +211,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t /*stream*/) {
+  quaver::simt::end_of_launches();
   for (const auto& call : executable->calls) call();
+  quaver::simt::end_of_launches();
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

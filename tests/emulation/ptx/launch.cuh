@@ -1,9 +1,13 @@
-// Emulates src/ptx/launch.cuh: kernels run one after the other and registers are for free.
+// Emulates src/ptx/launch.cuh: kernels run one after the other (but see simt/early_start.h) and registers are for free.
 #pragma once
+
+#include "simt/thread.h"
 
 namespace quaver::ptx {
 
-inline void grid_dependency_wait() {}
+inline void grid_dependency_wait() {
+  simt::wait_for_launches_in_front();
+}
 inline void launch_dependents() {}
 template <int kRegisters>
 inline void increase_registers() {

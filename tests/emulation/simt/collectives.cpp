@@ -87,6 +87,10 @@ int cluster_rank() {
   return running().cta->rank;
 }
 
+void wait_for_launches_in_front() {
+  running().cta->wave->wait_for_launches_in_front();
+}
+
 void cluster_arrive() {
   meet_lanes(0xFFFFFFFFU, "barrier.cluster.arrive", nullptr, 0);  // .aligned
   Meeting& meeting = running().cta->cluster->cluster_barrier;

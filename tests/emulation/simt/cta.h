@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "simt/early_start.h"
 #include "simt/launch.h"
 #include "simt/shared_memory.h"
 #include "simt/thread.h"
@@ -77,7 +78,8 @@ struct Cta {
 /// CTAs that are resident together. Each has an OS thread (for its thread-local variables), but one runs at a time.
 class Wave {
  public:
-  Wave(const LaunchShape& shape, const std::function<void()>& thread, std::vector<uint3> blocks, uint64_t seed);
+  Wave(const LaunchShape& shape, const std::function<void()>& thread, std::vector<uint3> blocks, uint64_t seed,
+       Changes* hidden);
   Wave(const Wave&) = delete;
   Wave& operator=(const Wave&) = delete;
   ~Wave();
@@ -93,6 +95,8 @@ class Wave {
   [[nodiscard]] const LaunchShape& shape() const { return shape_; }
   [[nodiscard]] const std::function<void()>& thread() const { return thread_; }
   void progress() { idle_polls_ = 0; }
+  /// griddepcontrol.wait: of all threads that come to it, when none can do anything else.
+  void wait_for_launches_in_front();
 
  private:
   void start_threads(Cta& cta);
@@ -107,6 +111,8 @@ class Wave {
   std::vector<Cta> ctas_;
   std::vector<Copy> copies_;
   int idle_polls_ = 0;
+  Changes* hidden_;  ///< none is hidden any more once threads have gone past griddepcontrol.wait
+  std::vector<Thread*> dependents_;
   bool random_;
   std::mt19937_64 random_bits_;
   std::exception_ptr error_;

@@ -31,8 +31,8 @@ void check_shape(const LaunchShape& shape) {
 /// The CTAs of a launch, some at a time, on the same few OS threads.
 class Launch {
  public:
-  Launch(const LaunchShape& shape, const std::function<void()>& thread)
-      : shape_(shape), thread_(thread), random_(order_seed) {
+  Launch(const LaunchShape& shape, const std::function<void()>& thread, Changes* hidden)
+      : shape_(shape), thread_(thread), hidden_(hidden), random_(order_seed) {
     check_shape(shape);
     const auto cluster = static_cast<unsigned>(shape.cluster);
     for (unsigned z = 0; z < shape.grid.z; ++z) {
@@ -74,11 +74,12 @@ class Launch {
         blocks.push_back({first.x + static_cast<unsigned>(rank), first.y, first.z});
       }
     }
-    wave_ = std::make_unique<Wave>(shape_, thread_, std::move(blocks), order_seed == 0 ? 0 : random_() | 1U);
+    wave_ = std::make_unique<Wave>(shape_, thread_, std::move(blocks), order_seed == 0 ? 0 : random_() | 1U, hidden_);
   }
 
   const LaunchShape& shape_;
   const std::function<void()>& thread_;
+  Changes* hidden_;
   std::mt19937_64 random_;
   std::vector<uint3> clusters_;  ///< their first CTAs
   size_t clusters_together_ = 1;
@@ -96,8 +97,8 @@ RandomOrder::~RandomOrder() {
   order_seed = 0;
 }
 
-void run_launch(const LaunchShape& shape, const std::function<void()>& thread) {
-  Launch(shape, thread).run();
+void run_launch(const LaunchShape& shape, const std::function<void()>& thread, Changes* hidden) {
+  Launch(shape, thread, hidden).run();
 }
 
 }  // namespace quaver::simt

@@ -8,6 +8,8 @@
 
 namespace quaver::simt {
 
+class Changes;
+
 struct LaunchShape {
   dim3 grid{};
   dim3 block{};
@@ -15,8 +17,9 @@ struct LaunchShape {
   int cluster = 1;
 };
 
-/// Runs `thread` once for every thread of the launch. Throws Error with what a thread did wrong.
-void run_launch(const LaunchShape& shape, const std::function<void()>& thread);
+/// Runs `thread` once for every thread of the launch; `hidden`: what it must not see before griddepcontrol.wait
+/// (early_start.h). Throws Error with what a thread did wrong.
+void run_launch(const LaunchShape& shape, const std::function<void()>& thread, Changes* hidden = nullptr);
 
 /// While it lives, ready threads, CTAs and asynchronous copies take their turns in an order made of `seed` instead of
 /// first come, first served with copies as late as can be.

@@ -127,6 +127,7 @@ Exchanged<T> exchange(uint32_t mask, const char* what, T value) {
 [[nodiscard]] uint32_t shared_address(const void* pointer);
 [[nodiscard]] uint32_t cluster_address(uint32_t address, int rank);
 [[nodiscard]] int cluster_rank();
+void wait_for_launches_in_front();
 void cluster_arrive();
 void cluster_wait();
 void named_barrier(int id, int threads, bool wait);

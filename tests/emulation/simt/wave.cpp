@@ -78,8 +78,10 @@ void poll(const char* what) {
   wait_in(running().cta->polling, {.what = what});
 }
 
-Wave::Wave(const LaunchShape& shape, const std::function<void()>& thread, std::vector<uint3> blocks, uint64_t seed)
-    : shape_(shape), thread_(thread), ctas_(blocks.size()), random_(seed != 0), random_bits_(seed) {
+Wave::Wave(const LaunchShape& shape, const std::function<void()>& thread, std::vector<uint3> blocks, uint64_t seed,
+           Changes* hidden)
+    : shape_(shape), thread_(thread), ctas_(blocks.size()), hidden_(hidden), random_(seed != 0), random_bits_(seed) {
+  if (hidden_ != nullptr) hidden_->hide();
   const int num_threads = static_cast<int>(shape.block.x * shape.block.y * shape.block.z);
   for (size_t i = 0; i < ctas_.size(); ++i) {
     Cta& cta = ctas_[i];
@@ -94,11 +96,21 @@ Wave::Wave(const LaunchShape& shape, const std::function<void()>& thread, std::v
 }
 
 Wave::~Wave() {
+  if (hidden_ != nullptr && hidden_->hidden()) {
+    try {
+      hidden_->show();  // after an error, which says more
+    } catch (const Error&) {
+    }
+  }
   for (Cta& cta : ctas_) {
     for (Thread& thread : cta.threads) {
       if (thread.fiber.stack != nullptr) give_back_stack(thread.fiber.stack, false);
     }
   }
+}
+
+void Wave::wait_for_launches_in_front() {
+  if (hidden_ != nullptr && hidden_->hidden()) wait_in(dependents_, {.what = "griddepcontrol.wait"});
 }
 
 void Wave::start_threads(Cta& cta) {
@@ -165,6 +177,9 @@ int Wave::next_cta(size_t current_cta) {
     }
     if (!copies_.empty()) {
       land(random_ ? random_bits_() % copies_.size() : 0);
+    } else if (hidden_ != nullptr && hidden_->hidden()) {
+      hidden_->show();
+      wake(dependents_);
     } else if (all([](const Cta& cta) { return cta.running_threads == 0; })) {
       check_end();
       return -1;
