@@ -237,7 +237,8 @@ TEST(DeviceRunner, CopiesSharedPagesFirst) {
 
 // A newcomer begins with a page whose last key the step computes for somebody else: it waits for that key.
 TEST(DeviceRunner, NewcomerSeesThePageFilledInItsStep) {
-  const std::vector<int32_t> prompt = tokens_of(15, 4);  // a page holds 16
+  const std::vector<int32_t> prompt = tokens_of(127, 4);  // a tile holds 64 or 128 keys, a page 16
+  constexpr EngineOptions kLong{.max_model_len = 160, .max_num_seqs = 4, .max_num_batched_tokens = 128};
   const auto after = [&](StepDriver& driver, Sequence& sequence, int32_t token) {
     Step step;
     driver.add(step, sequence, {token});
@@ -250,13 +251,13 @@ TEST(DeviceRunner, NewcomerSeesThePageFilledInItsStep) {
     (void)driver.run(step);
   };
   for (const char* const model : {"gemma3_tiny", "gemma4_tiny"}) {
-    StepDriver alone(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true)));
+    StepDriver alone(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true), kLong));
     Sequence only;
     prefill(alone, only);
     (void)after(alone, only, 7);
     const TokenLogprobs expected = after(alone, only, 8);
 
-    StepDriver driver(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true)));
+    StepDriver driver(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true), kLong));
     Sequence first;
     prefill(driver, first);
     Step both;
