@@ -13,8 +13,8 @@ struct DeviceBatch {
   int64_t num_sequences = 0;    ///< B
   int64_t num_logit_rows = 0;   ///< L
   bool one_token_each = false;  ///< every sequence has one query token: the plans for decode serve
-  /// All keys but those of its tokens were there before the step. Not so where a newcomer begins with cached pages: they
-  /// may be filled in this very step.
+  /// All keys but those of its tokens were there before the step. Not so where a newcomer begins with cached pages:
+  /// they may be filled in this very step.
   bool older_keys_exist = false;
   /// Logits are wanted of nothing but last tokens, and `logit_rows` are numbers of sequences: once its K and V are
   /// stored, the last layer goes on with the last token of each sequence alone.

@@ -4,14 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "core/cuda.h"
-#include "engine/device_runner.h"
+#include "device_runner_case.h"
 #include "new_keys.h"
 #include "ptx/launch.cuh"
 #include "simt/early_start.h"
 #include "testing/expect_error.h"
-#include "testing/step_driver.h"
 
 namespace quaver::testing {
+namespace {
 
 struct Parameters {
   const int* from = nullptr;
@@ -28,8 +28,6 @@ void add_kernel(const Parameters p) {
   if (!p.reads_early) value = *p.from;
   *p.to = value + 1;
 }
-
-namespace {
 
 /// Three additions behind each other, the first one launched in the ordinary way.
 int sum(const Parameters& last) {
@@ -87,9 +85,8 @@ TEST(EarlyStart, DecodeWaitsForNewKeysOnly) {
 /// Log-probabilities of two requests' steps: prompts together, then token by token, a newcomer that begins with pages
 /// of the first one, and a chunk beside decode rows.
 std::vector<float> served(const char* model, bool graphs) {
-  const std::filesystem::path folder = std::filesystem::path(QUAVER_SOURCE_DIR) / "tests" / "golden" / model;
-  StepDriver driver(DeviceRunner::load(folder, {.block_size = 16, .kv_cache_bytes = 1 << 20, .cuda_graphs = graphs},
-                                       {.max_model_len = 192, .max_num_seqs = 4, .max_num_batched_tokens = 192}, 0));
+  constexpr EngineOptions kLong{.max_model_len = 192, .max_num_seqs = 4, .max_num_batched_tokens = 192};
+  StepDriver driver(on_gpu(golden(model), runner_options(KvDtype::kE4M3, graphs), kLong));
   std::vector<float> found;
   const auto run = [&](Step& step) {
     for (const auto& drawn : driver.run(step).logprobs) found.push_back(drawn.value().logprob);
@@ -99,10 +96,10 @@ std::vector<float> served(const char* model, bool graphs) {
     for (int i = 0; i < count; ++i) tokens.push_back(3 + 7 * i % 190);
     return tokens;
   };
-  StepDriver::Sequence first{.slot = 0, .pages = {}};
-  StepDriver::Sequence second{.slot = 1, .pages = {}};
+  Sequence first{.slot = 0, .pages = {}};
+  Sequence second{.slot = 1, .pages = {}};
   Step prompts;
-  for (StepDriver::Sequence* const sequence : {&first, &second}) {
+  for (Sequence* const sequence : {&first, &second}) {
     const std::vector<int32_t> tokens =
         prompt(sequence == &first ? 127 : 15);  // a tile holds 64 or 128 keys, a page 16
     StepDriver::start(prompts, *sequence, {.logprobs = 0}, tokens);
@@ -111,13 +108,13 @@ std::vector<float> served(const char* model, bool graphs) {
   run(prompts);
   Step newcomer;
   driver.add(newcomer, first, {7});
-  StepDriver::Sequence third{.slot = 2, .pages = driver.manager().fork(first.pages)};
+  Sequence third{.slot = 2, .pages = driver.manager().fork(first.pages)};
   StepDriver::start(newcomer, third, {.logprobs = 0}, prompt(127));
   driver.add(newcomer, third, {8});
   run(newcomer);
   for (int i = 0; i < 3; ++i) {
     Step decode;
-    for (StepDriver::Sequence* const sequence : {&first, &second, &third}) driver.add(decode, *sequence, {-1});
+    for (Sequence* const sequence : {&first, &second, &third}) driver.add(decode, *sequence, {-1});
     run(decode);
   }
   Step mixed;

@@ -1,6 +1,6 @@
 // The whole step on the GPU against the CPU's runner, on the small checkpoints of tests/golden. Tolerances are for the
 // BF16 residual stream and products of the GPU; the CPU keeps activations in FP32.
-#include "engine/device_runner.h"
+#include "device_runner_case.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,43 +11,23 @@
 
 #include "engine/cpu_runner.h"
 #include "testing/expect_error.h"
-#include "testing/random.h"
 #include "testing/safetensors_writer.h"
-#include "testing/step_driver.h"
 #include "testing/temp_dir.h"
 #include "testing/tiny_gemma.h"
 
 namespace quaver {
 namespace {
 
+using testing::golden;
+using testing::kEngine;
+using testing::on_gpu;
+using testing::runner_options;
+using testing::Sequence;
 using testing::StepDriver;
-using Sequence = StepDriver::Sequence;
-
-std::filesystem::path golden(const std::string& name) {
-  return std::filesystem::path(QUAVER_SOURCE_DIR) / "tests" / "golden" / name;
-}
-
-constexpr EngineOptions kEngine{.max_model_len = 128, .max_num_seqs = 4, .max_num_batched_tokens = 48};
-
-// Without graphs where nothing depends on them: recording takes its time under emulation.
-RunnerOptions runner_options(KvDtype dtype = KvDtype::kE4M3, bool graphs = false) {
-  return {.kv_dtype = dtype, .block_size = 16, .kv_cache_bytes = 2 << 20, .cuda_graphs = graphs};
-}
-
-std::unique_ptr<DeviceRunner> on_gpu(const std::filesystem::path& folder, const RunnerOptions& options,
-                                     const EngineOptions& engine = kEngine) {
-  return DeviceRunner::load(folder, options, engine, 0);
-}
+using testing::tokens_of;
 
 std::unique_ptr<Runner> on_cpu(const std::filesystem::path& folder, const RunnerOptions& options) {
   return CpuRunner::load(folder, options, kEngine);
-}
-
-std::vector<int32_t> tokens_of(int64_t count, uint64_t seed) {
-  testing::Random random(seed);
-  std::vector<int32_t> tokens(static_cast<size_t>(count));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(3 + random.below(190));
-  return tokens;
 }
 
 struct Distance {
@@ -199,77 +179,6 @@ TEST(DeviceRunner, FeedbackIsTheTokenDrawn) {
     return tokens;
   };
   EXPECT_EQ(text(false), text(true));
-}
-
-// Pages shared by a fork are copied before either owner writes.
-TEST(DeviceRunner, CopiesSharedPagesFirst) {
-  const std::vector<int32_t> prompt = tokens_of(20, 4);
-  const auto after = [&](StepDriver& driver, Sequence& sequence, int32_t token) {
-    Step step;
-    driver.add(step, sequence, {token});
-    return driver.run(step).logprobs.at(0).value();
-  };
-  const auto alone = [&](int32_t token) {
-    StepDriver driver(on_gpu(golden("gemma3_tiny"), runner_options()));
-    Sequence sequence;
-    Step prefill;
-    StepDriver::start(prefill, sequence, {.logprobs = 0}, prompt);
-    driver.add(prefill, sequence, prompt);
-    (void)driver.run(prefill);
-    return after(driver, sequence, token);
-  };
-  StepDriver driver(on_gpu(golden("gemma3_tiny"), runner_options()));
-  Sequence first;
-  Step prefill;
-  StepDriver::start(prefill, first, {.logprobs = 0}, prompt);
-  driver.add(prefill, first, prompt);
-  (void)driver.run(prefill);
-  Sequence second{.slot = 1, .pages = driver.manager().fork(first.pages)};
-  Step both;
-  StepDriver::start(both, second, {.logprobs = 0}, prompt);
-  driver.add(both, first, {7});
-  driver.add(both, second, {8});
-  EXPECT_FALSE(both.page_copies.empty());
-  const StepResult result = driver.run(both);
-  EXPECT_NEAR(result.logprobs[0].value().logprob, alone(7).logprob, 1e-3);
-  EXPECT_NEAR(result.logprobs[1].value().logprob, alone(8).logprob, 1e-3);
-}
-
-// A newcomer begins with a page whose last key the step computes for somebody else: it waits for that key.
-TEST(DeviceRunner, NewcomerSeesThePageFilledInItsStep) {
-  const std::vector<int32_t> prompt = tokens_of(127, 4);  // a tile holds 64 or 128 keys, a page 16
-  constexpr EngineOptions kLong{.max_model_len = 160, .max_num_seqs = 4, .max_num_batched_tokens = 128};
-  const auto after = [&](StepDriver& driver, Sequence& sequence, int32_t token) {
-    Step step;
-    driver.add(step, sequence, {token});
-    return driver.run(step).logprobs.at(0).value();
-  };
-  const auto prefill = [&](StepDriver& driver, Sequence& sequence) {
-    Step step;
-    StepDriver::start(step, sequence, {.logprobs = 0}, prompt);
-    driver.add(step, sequence, prompt);
-    (void)driver.run(step);
-  };
-  for (const char* const model : {"gemma3_tiny", "gemma4_tiny"}) {
-    StepDriver alone(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true), kLong));
-    Sequence only;
-    prefill(alone, only);
-    (void)after(alone, only, 7);
-    const TokenLogprobs expected = after(alone, only, 8);
-
-    StepDriver driver(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true), kLong));
-    Sequence first;
-    prefill(driver, first);
-    Step both;
-    driver.add(both, first, {7});
-    Sequence second{.slot = 1, .pages = driver.manager().fork(first.pages)};
-    StepDriver::start(both, second, {.logprobs = 0}, prompt);
-    driver.add(both, second, {8});
-    EXPECT_TRUE(both.page_copies.empty());
-    const TokenLogprobs got = driver.run(both).logprobs.at(1).value();
-    EXPECT_EQ(got.token, expected.token) << model;
-    EXPECT_NEAR(got.logprob, expected.logprob, 1e-3) << model;
-  }
 }
 
 // One request with NaN logits fails; the one beside it in the batch gets its token.
