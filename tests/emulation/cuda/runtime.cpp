@@ -113,6 +113,7 @@ cudaError_t cudaSetDevice(int device) {
   return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaDeviceSynchronize() {
+  quaver::simt::end_of_launches();
   return cudaSuccess;
 }
 
@@ -168,6 +169,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) {
+  quaver::simt::end_of_launches();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t /*stream*/, cudaEvent_t /*event*/, unsigned /*flags*/) {
@@ -192,6 +194,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) {
+  quaver::simt::end_of_launches();
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t /*event*/) {
