@@ -1,4 +1,5 @@
-// Host time of a decode step without a model: schedule() and update() for requests on the cache groups of Gemma 4 31B.
+// Host time of a decode step without a model: schedule() and update() for requests on the cache groups of Gemma 4 31B,
+// back to back and with other work in between.
 // usage: bench_scheduling [loads [commit]]       JSON on stdout, committed as bench/results/cpu/scheduling.json
 #include <fstream>
 #include <iostream>
@@ -44,10 +45,12 @@ nlohmann::json run(int64_t num_loads) {
     cases.push_back({{"sequences", sequences},
                      {"context", context},
                      {"step_us", times.step_s * 1e6},
+                     {"cold_step_us", times.cold_step_s * 1e6},
                      {"batch_bytes", batch_bytes},
                      {"batch_copy_us", times.copy_s * 1e6},
                      {"step_per_copy", times.step_s / times.copy_s},
                      {"step_growth", times.step_s / first.step_s},
+                     {"cold_step_growth", times.cold_step_s / first.cold_step_s},
                      {"batch_copy_growth", times.copy_s / first.copy_s}});
   }
   return {{"processor", processor()},

@@ -149,7 +149,7 @@ TEST(StepBlock, PaddingIsRowsOfNothing) {
   test.build();
   test.step.samples = {{.logit_row = 0, .slot = 3}};
   ASSERT_TRUE(is_decode_step(test.step));
-  test.step.starts = {{.slot = 3}};  // a newcomer may begin with a page that the step fills
+  test.step.starts.resize(1);  // a newcomer may begin with a page that the step fills
   EXPECT_FALSE(is_decode_step(test.step));
   test.step.starts.clear();
   const Written written(test, 4);
