@@ -35,11 +35,12 @@ TEST(SchedulingOverhead, DoesNotDependOnTheContextAndGrowsWithTheBatch) {
     SchedulingLoad load(sequences, context);
     times.measure(load, 40, 4);
   };
-  for (int attempt = 0; attempt < 20 && !as_it_should_be(); ++attempt) {
+  for (int attempt = 0; attempt == 0 || (attempt < 20 && !as_it_should_be()); ++attempt) {
     measure(128, 1024, near);
     measure(128, 9216, far);
     measure(1024, 1024, many);
   }
+  EXPECT_LT(many.copy_s, 1.0);  // seconds: it was measured
   EXPECT_LE(far.step_s, 1.2 * near.step_s);
   EXPECT_LE(near.step_s, kMostCopies * near.copy_s);
   EXPECT_LE(many.step_s, kMostCopies * many.copy_s);

@@ -110,6 +110,8 @@ struct SchedulingTimes {
     for (int round = 0; round < rounds; ++round) {
       step_s = std::min(step_s, median(steps, [&] { return load.step(); }));
       copy_s = std::min(copy_s, median(steps, [&] { return load.copy(); }));
+    }
+    for (int round = 0; round < rounds; ++round) {
       cold_step_s = std::min(cold_step_s, median(steps, [&] {
                                load.evict();
                                return load.step();
