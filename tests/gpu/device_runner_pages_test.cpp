@@ -6,29 +6,33 @@
 namespace quaver::testing {
 namespace {
 
+/// Computes a prompt.
+void prefill(StepDriver& driver, Sequence& sequence, const std::vector<int32_t>& prompt) {
+  Step step;
+  StepDriver::start(step, sequence, {.logprobs = 0}, prompt);
+  driver.add(step, sequence, prompt);
+  (void)driver.run(step);
+}
+
+/// What is drawn behind `token`.
+TokenLogprobs after(StepDriver& driver, Sequence& sequence, int32_t token) {
+  Step step;
+  driver.add(step, sequence, {token});
+  return driver.run(step).logprobs.at(0).value();
+}
+
 // Pages shared by a fork are copied before either owner writes.
 TEST(DeviceRunner, CopiesSharedPagesFirst) {
   const std::vector<int32_t> prompt = tokens_of(20, 4);
-  const auto after = [&](StepDriver& driver, Sequence& sequence, int32_t token) {
-    Step step;
-    driver.add(step, sequence, {token});
-    return driver.run(step).logprobs.at(0).value();
-  };
   const auto alone = [&](int32_t token) {
     StepDriver driver(on_gpu(golden("gemma3_tiny"), runner_options()));
     Sequence sequence;
-    Step prefill;
-    StepDriver::start(prefill, sequence, {.logprobs = 0}, prompt);
-    driver.add(prefill, sequence, prompt);
-    (void)driver.run(prefill);
+    prefill(driver, sequence, prompt);
     return after(driver, sequence, token);
   };
   StepDriver driver(on_gpu(golden("gemma3_tiny"), runner_options()));
   Sequence first;
-  Step prefill;
-  StepDriver::start(prefill, first, {.logprobs = 0}, prompt);
-  driver.add(prefill, first, prompt);
-  (void)driver.run(prefill);
+  prefill(driver, first, prompt);
   Sequence second{.slot = 1, .pages = driver.manager().fork(first.pages)};
   Step both;
   StepDriver::start(both, second, {.logprobs = 0}, prompt);
@@ -44,27 +48,16 @@ TEST(DeviceRunner, CopiesSharedPagesFirst) {
 TEST(DeviceRunner, NewcomerSeesThePageFilledInItsStep) {
   const std::vector<int32_t> prompt = tokens_of(127, 4);  // a tile holds 64 or 128 keys, a page 16
   constexpr EngineOptions kLong{.max_model_len = 160, .max_num_seqs = 4, .max_num_batched_tokens = 128};
-  const auto after = [&](StepDriver& driver, Sequence& sequence, int32_t token) {
-    Step step;
-    driver.add(step, sequence, {token});
-    return driver.run(step).logprobs.at(0).value();
-  };
-  const auto prefill = [&](StepDriver& driver, Sequence& sequence) {
-    Step step;
-    StepDriver::start(step, sequence, {.logprobs = 0}, prompt);
-    driver.add(step, sequence, prompt);
-    (void)driver.run(step);
-  };
   for (const char* const model : {"gemma3_tiny", "gemma4_tiny"}) {
     StepDriver alone(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true), kLong));
     Sequence only;
-    prefill(alone, only);
+    prefill(alone, only, prompt);
     (void)after(alone, only, 7);
     const TokenLogprobs expected = after(alone, only, 8);
 
     StepDriver driver(on_gpu(golden(model), runner_options(KvDtype::kE4M3, true), kLong));
     Sequence first;
-    prefill(driver, first);
+    prefill(driver, first, prompt);
     Step both;
     driver.add(both, first, {7});
     Sequence second{.slot = 1, .pages = driver.manager().fork(first.pages)};

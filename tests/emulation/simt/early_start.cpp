@@ -27,10 +27,8 @@ EarlyStart::~EarlyStart() {
 }
 
 Changes::Changes(const MemoryImage& before) {
-  const MemoryImage now = memory_image();
   for (const auto& [memory, old] : before) {
-    const auto found = now.find(memory);
-    if (found == now.end() || found->second.size() != old.size()) continue;  // given back since
+    if (!in_device_memory(memory, static_cast<int>(old.size()))) continue;  // given back since
     for (size_t at = 0; at < old.size(); at += kBlockBytes) {
       const size_t bytes = std::min(kBlockBytes, old.size() - at);
       const uint8_t* const then = old.data() + at;

@@ -10,7 +10,7 @@ namespace quaver::simt {
 
 /// While it lives, what a kernel that was launched programmatically does before griddepcontrol.wait sees device memory
 /// as it was when the last kernel launched in the ordinary way began: nothing that this one or those behind it wrote.
-/// It may write nothing. For one stream.
+/// Where they wrote, it may not write. For one stream.
 class EarlyStart {
  public:
   EarlyStart();
@@ -28,7 +28,7 @@ class Changes {
   explicit Changes(const MemoryImage& before);
   /// Memory is as before …
   void hide();
-  /// … and again as it was when it was hidden. Throws Error(kCuda) if something has been written meanwhile.
+  /// … and again as it was when it was hidden. Throws Error(kCuda) if some of it has been written meanwhile.
   void show();
   [[nodiscard]] bool hidden() const { return hidden_; }
 
