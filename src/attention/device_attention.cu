@@ -1,5 +1,6 @@
 #include "attention/device_attention.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "attention/checks.h"
@@ -29,9 +30,10 @@ void check_alignment(const ConstTensorView& view, std::string_view name, int64_t
 
 /// The decode kernel beside a prefill kernel: sequences of few rows are its own. None where it cannot take them, or
 /// where the user asked for the prefill kernel by name.
-std::optional<AttentionPlan> companion_plan(AttentionProblem& problem) {
+std::optional<AttentionPlan> companion_plan(AttentionProblem& problem, int max_query_len) {
   if (problem.kernel) return std::nullopt;
   problem.max_query_len = tiles::kMaxDecodeRows / (problem.num_q_heads / problem.kv.num_kv_heads);
+  if (max_query_len > 0) problem.max_query_len = std::min(problem.max_query_len, max_query_len);
   problem.kernel = AttentionKernel::kDecodeFp8;
   const auto decision = plan_attention(problem);
   const auto* plan = std::get_if<AttentionPlan>(&decision);
@@ -43,12 +45,14 @@ std::optional<AttentionPlan> companion_plan(AttentionProblem& problem) {
 DeviceAttention::DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                                  const DeviceAttentionLimits& limits)
     : problem_(problem) {
+  const decode_fp8::Limits decode_limits{.max_sequences = limits.max_sequences, .max_kv_tokens = limits.max_kv_tokens};
   switch (plan.kernel) {
-    case AttentionKernel::kDecodeFp8: decode_.emplace(problem, plan, device, limits); return;
+    case AttentionKernel::kDecodeFp8: decode_.emplace(problem, plan, device, decode_limits); return;
     case AttentionKernel::kPrefillFp8: {
       AttentionProblem few_rows = problem;
-      if (const auto companion = companion_plan(few_rows)) decode_.emplace(few_rows, *companion, device, limits);
-      prefill_.emplace(problem, plan, device, limits.max_sequences, decode_ ? tiles::kMaxDecodeRows + 1 : 1);
+      const auto companion = companion_plan(few_rows, limits.max_decode_query_len);
+      if (companion) decode_.emplace(few_rows, *companion, device, decode_limits);
+      prefill_.emplace(problem, plan, device, limits.max_sequences, decode_ ? decode_->max_rows() + 1 : 1);
       return;
     }
     case AttentionKernel::kGeneral: general::prepare(problem, device); return;

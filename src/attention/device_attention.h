@@ -12,8 +12,13 @@
 
 namespace quaver {
 
-/// What the workspace is sized for.
-using DeviceAttentionLimits = decode_fp8::Limits;
+/// What the workspace is sized for, and who gets which kernel.
+struct DeviceAttentionLimits {
+  int64_t max_sequences = 0;
+  int64_t max_kv_tokens = 0;  ///< as decode_fp8::Limits has it
+  /// Beside a prefill kernel: most query tokens of a sequence that is the decode kernel's; 0: as many as fit.
+  int max_decode_query_len = 0;
+};
 
 /// What may still be written when attention begins.
 using decode_fp8::InFront;
@@ -23,8 +28,8 @@ class DeviceAttention {
   /// Allocates the work list and the workspace on the current device. Throws Error(kUnsupported) for a plan whose
   /// kernel does not run on `device`, Error(kInvalidArgument) for a plan that does not fit the problem,
   /// Error(kOutOfMemory).
-  /// With a plan for the prefill kernel, sequences of at most tiles::kMaxDecodeRows query rows a kv head in a call (the
-  /// decode rows of a mixed step) go to the decode kernel under its own plan, unless the problem names the kernel.
+  /// With a plan for the prefill kernel, sequences of few query tokens in a call (the decode rows of a mixed step) go
+  /// to the decode kernel under its own plan, unless the problem names the kernel.
   DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                   const DeviceAttentionLimits& limits);
 

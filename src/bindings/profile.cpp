@@ -49,8 +49,8 @@ nb::dict step_fields(const StepProfile& step) {
 nb::list profile(const std::filesystem::path& directory, std::string_view device, std::string_view kv_cache_dtype,
                  int block_size, int64_t kv_cache_memory_bytes, double gpu_memory_utilization,
                  std::string_view kv_scales, std::string_view attention_precision, std::string hf_overrides,
-                 std::optional<uint64_t> dummy_seed, int64_t decode_sequences, int64_t context,
-                 int64_t prefill_tokens) {
+                 std::optional<uint64_t> dummy_seed, int64_t decode_sequences, int64_t context, int64_t prefill_tokens,
+                 bool batch_invariant) {
   const RunnerOptions options{.kv_dtype = kv_dtype_by_name(kv_cache_dtype),
                               .block_size = block_size,
                               .kv_cache_bytes = kv_cache_memory_bytes,
@@ -66,7 +66,10 @@ nb::list profile(const std::filesystem::path& directory, std::string_view device
     check_as(ErrorKind::kUnsupported, where.kind == Device::Kind::kCuda, "profile on ", to_string(where),
              ": expected a GPU");
     steps = profile_steps(where.index, directory, options,
-                          {.decode_sequences = decode_sequences, .context = context, .prefill_tokens = prefill_tokens});
+                          {.decode_sequences = decode_sequences,
+                           .context = context,
+                           .prefill_tokens = prefill_tokens,
+                           .batch_invariant = batch_invariant});
   }
   nb::list result;
   for (const StepProfile& step : steps) result.append(step_fields(step));
@@ -81,7 +84,7 @@ void bind_profile(nb::module_& module) {
              nb::arg("gpu_memory_utilization") = 0.9, nb::arg("kv_scales") = "auto",
              nb::arg("attention_precision") = "auto", nb::arg("hf_overrides") = "", nb::arg("dummy_seed") = nb::none(),
              nb::arg("decode_sequences"), nb::arg("context"), nb::arg("prefill_tokens"),
-             "Parts of a prefill step and a decode step on a GPU, as dictionaries");
+             nb::arg("batch_invariant") = false, "Parts of a prefill step and a decode step on a GPU, as dictionaries");
 }
 
 }  // namespace quaver::bindings

@@ -26,6 +26,8 @@ DeviceModelOptions model_options(const DeviceRunnerLimits& limits, const RunnerO
                         .max_sequences = limits.max_num_seqs,
                         .max_logit_rows = std::min(kLogitRows, limits.max_tokens)},
           .max_query_len = limits.max_query_len,
+          .batch_invariant = limits.batch_invariant,
+          .max_model_len = limits.max_model_len,
           .attention_precision = options.attention_precision,
           .attention_kernel = options.attention_kernel};
 }
@@ -46,20 +48,20 @@ T* at(std::byte* block, int64_t offset) {
 
 std::unique_ptr<DeviceRunner> DeviceRunner::load(const std::filesystem::path& directory, const RunnerOptions& options,
                                                  const EngineOptions& engine, int device) {
-  check_as(ErrorKind::kUnsupported, !engine.batch_invariant,
-           "batch_invariant on a GPU: expected device cpu (the products of the GPU depend on the batch)");
   ServingPlan plan = plan_serving(directory, options, engine);
   check_cuda(cudaSetDevice(device), "cudaSetDevice");
   const DeviceInfo info = query_device(device);
   const CudaStream stream = make_stream();
+  const auto order = engine.batch_invariant ? packed_fp8::SumOrder::kFixed : packed_fp8::SumOrder::kAny;
   DeviceWeights weights = options.dummy_seed
-                              ? dummy_device_weights(plan.config, *options.dummy_seed, stream.get())
-                              : load_device_weights(directory, plan.config, options.kv_scales, stream.get());
+                              ? dummy_device_weights(plan.config, *options.dummy_seed, stream.get(), order)
+                              : load_device_weights(directory, plan.config, options.kv_scales, stream.get(), order);
   const DeviceRunnerLimits limits{.max_num_seqs = engine.max_num_seqs,
                                   .max_model_len = plan.max_model_len,
                                   .max_query_len = plan.max_query_len,
                                   .max_tokens = engine.max_num_batched_tokens + engine.max_num_seqs,
-                                  .cuda_graphs = options.cuda_graphs};
+                                  .cuda_graphs = options.cuda_graphs,
+                                  .batch_invariant = engine.batch_invariant};
   return std::make_unique<DeviceRunner>(info, std::move(plan.config), std::move(weights), plan.cache, plan.pool, limits,
                                         options);
 }
@@ -185,7 +187,9 @@ void DeviceRunner::download(const Step& step, InFlight& slot) {
 /// The step's arrays and whatever differs from step to step: all that a graph does not know.
 DeviceRunner::DeviceStep DeviceRunner::upload(const Step& step, int64_t padded_size, InFlight& slot) {
   const CachePlan& plan = cache_.plan();
-  const StepShape shape = step_shape(step, plan, padded_size);
+  StepShape shape = step_shape(step, plan, padded_size);
+  // Their attention in the last layer is the decode kernel's, which a row must not get for what others ask for.
+  if (limits_.batch_invariant) shape.last_tokens_only = false;
   const StepLayout layout = step_layout(shape);
   check_as(ErrorKind::kInternal,
            layout.bytes <= slot.block.size() && shape.num_sequences <= limits_.max_num_seqs &&

@@ -29,6 +29,7 @@ struct DeviceRunnerLimits {
   int64_t max_query_len = 1;  ///< tokens of one sequence
   int64_t max_tokens = 1;     ///< of a whole step
   bool cuda_graphs = true;
+  bool batch_invariant = false;
 };
 
 class DeviceRunner final : public Runner {
@@ -54,6 +55,9 @@ class DeviceRunner final : public Runner {
 
   void launch(const Step& step) override;
   [[nodiscard]] StepResult wait() override;
+
+  /// In batch-invariant mode one token alone is a generated one's row.
+  [[nodiscard]] int64_t least_chunk() const noexcept override { return limits_.batch_invariant ? 2 : 1; }
 
   /// launch() without a graph, with `observer` told before each part's first kernel: for profiles.
   void launch_observed(const Step& step, const PartObserver& observer);

@@ -61,7 +61,8 @@ class Engine::Impl {
         scheduler_({.plan = runner_->cache_plan(),
                     .num_pages = runner_->num_pages(),
                     .options = options_,
-                    .eos_token_ids = std::move(eos_token_ids)}),
+                    .eos_token_ids = std::move(eos_token_ids),
+                    .least_chunk = runner_->least_chunk()}),
         stats_(scheduler_.stats()),
         thread_([this] { run(); }) {}
 

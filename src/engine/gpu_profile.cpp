@@ -142,7 +142,8 @@ std::vector<StepProfile> profile_steps(int gpu, const std::filesystem::path& dir
         ": expected at least 1, 2 and 1");
   const EngineOptions engine{.max_model_len = std::max(load.context, load.prefill_tokens),
                              .max_num_seqs = load.decode_sequences,
-                             .max_num_batched_tokens = load.prefill_tokens};
+                             .max_num_batched_tokens = load.prefill_tokens,
+                             .batch_invariant = load.batch_invariant};
   ProfiledModel model(DeviceRunner::load(directory, options, engine, gpu));
   std::vector<StepProfile> profiles;
 

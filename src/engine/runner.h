@@ -92,6 +92,8 @@ class Runner {
   [[nodiscard]] virtual int64_t max_positions() const noexcept = 0;
   /// Does it read Batch::span_ids?
   [[nodiscard]] virtual bool takes_spans() const noexcept { return false; }
+  /// Fewest tokens of a longer prompt that a step brings. A prompt shorter than that comes whole.
+  [[nodiscard]] virtual int64_t least_chunk() const noexcept { return 1; }
 };
 
 }  // namespace quaver

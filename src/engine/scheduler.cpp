@@ -17,11 +17,16 @@ int64_t max_chunk(const EngineOptions& options) noexcept {
 Scheduler::Scheduler(SchedulerLimits limits)
     : options_(limits.options),
       eos_token_ids_(std::move(limits.eos_token_ids)),
+      least_chunk_(limits.least_chunk),
       manager_(std::move(limits.plan), limits.num_pages, options_.prefix_caching, limits.prefix_hash) {
   check(options_.max_num_seqs > 0, "max_num_seqs ", options_.max_num_seqs, ": expected at least 1");
   check(options_.max_num_batched_tokens > 0, "max_num_batched_tokens ", options_.max_num_batched_tokens,
         ": expected at least 1");
   check(options_.prefill_chunk_tokens >= 0, "prefill_chunk_tokens ", options_.prefill_chunk_tokens, ": expected >= 0");
+  const bool gets_on = max_chunk(options_) >= 2 * least_chunk_ - 1;  // with one token less the last ones could not run
+  check(gets_on,
+        options_.prefill_chunk_tokens > 0 ? "prefill_chunk_tokens, max_num_batched_tokens " : "max_num_batched_tokens ",
+        max_chunk(options_), ": expected at least ", 2 * least_chunk_ - 1);
   for (int64_t slot = options_.max_num_seqs - 1; slot >= 0; --slot) free_slots_.push_back(static_cast<int32_t>(slot));
 }
 
@@ -111,7 +116,8 @@ void Scheduler::schedule_waiting(ScheduledStep& step) {
     prefilling_.push_back(&r);
     due_.push_back(&r);
     step.start_slot(r);
-    // None where it begins with an image that is larger than the rest of the budget: the next step has room for it.
+    // None where the rest of the budget is too small for the image that it begins with, or for any chunk: the next step
+    // has room for it.
     if (const int64_t count = next_chunk(r); count > 0) {
       check_as(ErrorKind::kInternal, make_room(r, count, step),
                "pages of an admitted prompt: expected them to be free");
@@ -130,7 +136,8 @@ bool Scheduler::admit(LiveRequest& r) {
   r.prefill_end = options_.batch_invariant ? r.prompt_len : std::ssize(r.tokens);
   int64_t cached = 0;
   if (r.params.prompt_logprobs < 0) {
-    const auto known = std::span(r.tokens).first(static_cast<size_t>(r.prefill_end));
+    const int64_t left = r.prefill_end < least_chunk_ ? 0 : least_chunk_ - 1;  // beside the one that always is
+    const auto known = std::span(r.tokens).first(static_cast<size_t>(r.prefill_end - left));
     cached = manager_.match_prefix(r.pages, known, r.salt, r.spans);
   }
   r.pages.salt = r.salt;
@@ -172,10 +179,14 @@ int64_t Scheduler::pages_still_needed(const LiveRequest& request, int64_t num_kn
   return std::max<int64_t>(0, most - KvManager::num_held_pages(request.pages));
 }
 
-/// Tokens of a prompt that run next, as many as a chunk and the budget allow and not ending inside an image.
+/// Tokens of a prompt that run next: as many as a chunk and the budget allow, not ending inside an image, and neither
+/// these nor those that are left fewer than the least chunk.
 int64_t Scheduler::next_chunk(const LiveRequest& request) const {
   const int64_t first = request.pages.num_tokens;
-  const int64_t most = std::min({request.prefill_end - first, max_chunk(options_), prefill_budget_});
+  const int64_t rest = request.prefill_end - first;
+  int64_t most = std::min({rest, max_chunk(options_), prefill_budget_});
+  if (most < rest) most = std::min(most, rest - least_chunk_);
+  if (most < std::min(rest, least_chunk_)) return 0;
   return boundary_outside_spans(request.spans, first + most) - first;
 }
 

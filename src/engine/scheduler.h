@@ -29,6 +29,7 @@ struct SchedulerLimits {
   int64_t num_pages = 0;
   EngineOptions options{};
   std::vector<int32_t> eos_token_ids{};
+  int64_t least_chunk = 1;  ///< Runner::least_chunk()
   PrefixIndex::HashFunction prefix_hash = hash_token_block;
 };
 
@@ -89,6 +90,7 @@ class Scheduler {
 
   EngineOptions options_;
   std::vector<int32_t> eos_token_ids_;
+  int64_t least_chunk_;
   KvManager manager_;
   std::unordered_map<uint64_t, std::unique_ptr<LiveRequest>> live_;
   std::deque<LiveRequest*> waiting_;      // by arrival; all arrived later than those that run

@@ -17,7 +17,8 @@ struct ProfileLoad {
   int64_t decode_sequences = 128;
   int64_t context = 8704;         ///< keys of each of them, the new token included
   int64_t prefill_tokens = 8192;  ///< of one prompt
-  double idle_seconds = 1;        ///< in front of each step's runs: clocks recover from what came before
+  bool batch_invariant = false;
+  double idle_seconds = 1;  ///< in front of each step's runs: clocks recover from what came before
 };
 
 /// One part of a step. Without cost: what the part has to move is nothing that counts (kPrepare).

@@ -38,12 +38,19 @@ packed_fp8::PackedWeight DeviceLinear::packed_weight() const {
 
 void DeviceLinear::run(const GemmInput& input, int64_t m, const TensorView& out, cudaStream_t stream) const {
   check_input(input);
-  if (matrix_.format == WeightFormat::kBf16) {
-    const Bf16Weight weight{.rows = static_cast<const Bf16*>(matrix_.data), .n = matrix_.n, .k = matrix_.k};
-    gemm_->bf16.multiply(weight, input.rows, m, out, stream);
-    return;
+  if (matrix_.format == WeightFormat::kBf16) return run_bf16(input.rows, m, out, stream);
+  gemm_->packed.run(packed_weight(), tokens_of(input, m), out, gemm_->packed_workspace, stream, gemm_->order);
+}
+
+void DeviceLinear::run_bf16(const Bf16* x, int64_t m, const TensorView& out, cudaStream_t stream) const {
+  const Bf16Weight weight{.rows = static_cast<const Bf16*>(matrix_.data), .n = matrix_.n, .k = matrix_.k};
+  if (gemm_->order == packed_fp8::SumOrder::kAny) return gemm_->bf16.multiply(weight, x, m, out, stream);
+  TensorView block = out;
+  block.shape[0] = kFixedOrderRows;
+  for (int64_t row = 0; row < m; row += kFixedOrderRows) {
+    block.data = static_cast<uint8_t*>(out.data) + row * out.stride(0) * dtype_bytes(out.dtype);
+    gemm_->bf16.multiply(weight, x + row * matrix_.k, kFixedOrderRows, block, stream);
   }
-  gemm_->packed.run(packed_weight(), tokens_of(input, m), out, gemm_->packed_workspace, stream);
 }
 
 void DeviceLinear::run_geglu(const GemmInput& input, int64_t m, const TensorView& out, cudaStream_t stream) const {

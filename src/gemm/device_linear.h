@@ -22,7 +22,13 @@ struct DeviceGemm {
   packed_fp8::PackedGemm packed;
   packed_fp8::Workspace packed_workspace;
   CublasLt bf16;
+  /// In fixed order (batch-invariant mode) BF16 products read and write rows up to the next multiple of
+  /// kFixedOrderRows.
+  packed_fp8::SumOrder order = packed_fp8::SumOrder::kAny;
 };
+
+/// A BF16 product in fixed order is made of products of so many rows: the library's sums depend on the shape.
+inline constexpr int64_t kFixedOrderRows = 128;
 
 /// One weight in device memory; the memory belongs to somebody else (DeviceWeights) and is complete before the first
 /// product.
@@ -65,6 +71,7 @@ class DeviceLinear {
  private:
   void check_input(const GemmInput& input) const;
   [[nodiscard]] packed_fp8::PackedWeight packed_weight() const;
+  void run_bf16(const Bf16* x, int64_t m, const TensorView& out, cudaStream_t stream) const;
 
   DeviceGemm* gemm_ = nullptr;
   DeviceMatrix matrix_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention/policy.h"
+#include "attention/tiles.h"
 #include "core/check.h"
 #include "model/ropes.h"
 
@@ -21,6 +22,15 @@ std::vector<LinearInput> linear_inputs(const DeviceWeights& weights) {
   return inputs;
 }
 
+/// Products in fixed order read and write whole blocks of rows.
+DeviceModelOptions with_whole_blocks(DeviceModelOptions options) {
+  if (!options.batch_invariant) return options;
+  const auto whole = [](int64_t rows) { return (rows + kFixedOrderRows - 1) / kFixedOrderRows * kFixedOrderRows; };
+  options.workspace.max_tokens = whole(options.workspace.max_tokens);
+  options.workspace.max_logit_rows = whole(options.workspace.max_logit_rows);
+  return options;
+}
+
 LinearFacts facts_of(const DeviceLinear& linear) {
   return {.out_features = linear.out_features(),
           .in_features = linear.in_features(),
@@ -35,16 +45,20 @@ DeviceModel::DeviceModel(ModelConfig config, DeviceWeights weights, const CacheP
     : config_(std::move(config)),
       weights_(std::move(weights)),
       plan_(plan),
-      options_(options),
+      options_(with_whole_blocks(options)),
       where_{.kind = Device::Kind::kCuda, .index = device.index} {
   check(config_.num_layers > 0 && std::ssize(config_.layers) == config_.num_layers &&
             weights_.layers.size() == config_.layers.size() && plan.places.size() == config_.layers.size(),
         "layers ", weights_.layers.size(), " with weights, ", plan.places.size(), " with a cache: expected ",
         config_.num_layers);
+  check_as(ErrorKind::kInternal, options.batch_invariant == (weights_.gemm->order == packed_fp8::SumOrder::kFixed),
+           "batch_invariant ", options.batch_invariant, ": expected weights loaded for it");
   attention_.reserve(plan.groups.size());
+  // More tokens than the decode kernel takes, so that prompts have the prefill kernel whatever chunks they come in.
+  const int64_t least = options.batch_invariant ? tiles::kMaxDecodeRows + 1 : 1;
+  const int64_t longest = std::max(options.max_query_len, least);
   for (const CacheGroup& group : plan.groups) {
-    attention_.push_back(
-        {.decode = make_attention(group, 1, device), .mixed = make_attention(group, options.max_query_len, device)});
+    attention_.push_back({.decode = make_attention(group, 1, device), .mixed = make_attention(group, longest, device)});
   }
   allocate();
 }
@@ -57,9 +71,18 @@ DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max
                                  .max_query_len = static_cast<int>(max_query_len),
                                  .window = group.window,
                                  .softcap = static_cast<float>(config_.attention_softcap),
+                                 .batch_invariant = options_.batch_invariant,
                                  .precision = options_.attention_precision,
                                  .kernel = options_.attention_kernel};
-  return {problem, plan_or_throw(problem), device, {.max_sequences = options_.workspace.max_sequences}};
+  DeviceAttentionLimits limits{.max_sequences = options_.workspace.max_sequences};
+  if (options_.batch_invariant) {
+    // A window of fewer keys than a split may begin in one and end in the next.
+    const int64_t visible =
+        group.window > 0 ? std::max(group.window, tiles::kFixedSplitTokens) : options_.max_model_len;
+    limits.max_kv_tokens = limits.max_sequences * std::min(visible, options_.max_model_len);
+    limits.max_decode_query_len = 1;
+  }
+  return {problem, plan_or_throw(problem), device, limits};
 }
 
 void DeviceModel::allocate() {

@@ -23,6 +23,11 @@ namespace quaver {
 struct DeviceModelOptions {
   WorkspaceShape workspace{};
   int64_t max_query_len = 1;  ///< most tokens of one sequence in a pass
+  /// A token's results have the same bits whatever else is in the pass, and whether its prompt comes at once or in
+  /// chunks of two tokens or more: a sequence's only token gets the decode kernel, two or more get the prefill kernel.
+  /// DeviceBatch::last_tokens_only must be false.
+  bool batch_invariant = false;
+  int64_t max_model_len = 0;  ///< batch_invariant: most tokens of a sequence
   Precision attention_precision = Precision::kAuto;
   std::optional<AttentionKernel> attention_kernel{};  ///< of every pass, or refused
 };

@@ -61,7 +61,7 @@ void check_scale_layout(const LinearWeight& linear, WeightFormat format) {
 
 class Planner {
  public:
-  explicit Planner(const ModelConfig& config) : config_(config) {}
+  Planner(const ModelConfig& config, packed_fp8::SumOrder order) : config_(config) { plan_.order = order; }
 
   DeviceWeightPlan plan(const ModelWeights& weights) {
     LinearWeight embedding;
@@ -122,7 +122,7 @@ class Planner {
       if (is_fp8(*part) && planned.format == WeightFormat::kBf16) ++num_widened_;
       if (part->weight.dtype == DType::kF32) ++num_rounded_;
     }
-    if (gate_and_up) take_turns(planned);
+    if (gate_and_up && plan_.order == packed_fp8::SumOrder::kAny) take_turns(planned);
     planned.scales = floats(scales(planned));
     planned.bytes = planned.format == WeightFormat::kBf16 ? planned.n * planned.k * dtype_bytes(DType::kBF16)
                                                           : packed_fp8::packed_bytes(planned.n, planned.k);
@@ -192,8 +192,9 @@ class Planner {
 
 }  // namespace
 
-DeviceWeightPlan plan_device_weights(const ModelWeights& weights, const ModelConfig& config) {
-  return Planner(config).plan(weights);
+DeviceWeightPlan plan_device_weights(const ModelWeights& weights, const ModelConfig& config,
+                                     packed_fp8::SumOrder order) {
+  return Planner(config, order).plan(weights);
 }
 
 void widen_to_bf16(const LinearWeight& source, int64_t first_row, int64_t num_rows, Bf16* out) {

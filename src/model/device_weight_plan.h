@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gemm/packed_fp8/layout.h"
+#include "gemm/packed_fp8/plan.h"
 #include "gemm/weight_format.h"
 #include "model/weights.h"
 #include "quaver/model.h"
@@ -62,13 +63,16 @@ struct DeviceWeightPlan {
   int64_t floats_offset = 0;  ///< bytes from the start of the device memory
   int64_t bytes = 0;          ///< of device memory
   std::vector<std::string> notes;
+  packed_fp8::SumOrder order = packed_fp8::SumOrder::kAny;  ///< of the products
 };
 
 /// Per-tensor scales become one a row; parts of one weight with different static input scales share the largest, which
 /// clips nowhere. FP8 weights without a recipe for activations are widened to BF16. Throws Error(kUnsupported) naming
 /// the tensor and its file for what the GPU has no product for: parts of one weight that differ in kind, block scales
 /// whose parts do not begin on a multiple of 128 rows, activation and weight scales that do not go together.
-[[nodiscard]] DeviceWeightPlan plan_device_weights(const ModelWeights& weights, const ModelConfig& config);
+/// `order`: in fixed order gate and up do not take turns, since the product with the gate has none.
+[[nodiscard]] DeviceWeightPlan plan_device_weights(const ModelWeights& weights, const ModelConfig& config,
+                                                   packed_fp8::SumOrder order = packed_fp8::SumOrder::kAny);
 
 /// BF16 rows [first_row, first_row + num_rows) of a stored matrix: F32 and FP8 times its scale are rounded to nearest.
 void widen_to_bf16(const LinearWeight& source, int64_t first_row, int64_t num_rows, Bf16* out);

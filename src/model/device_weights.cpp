@@ -229,6 +229,7 @@ DeviceWeights allocate(const DeviceWeightPlan& plan) {
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   DeviceWeights weights;
   weights.gemm = std::make_unique<DeviceGemm>(query_device(device));
+  weights.gemm->order = plan.order;
   weights.memory = DeviceBuffer<uint8_t>(plan.bytes);
   weights.bytes = plan.bytes;
   check_cuda(cudaMemcpy(weights.memory.data() + plan.floats_offset, plan.floats.data(),
@@ -257,11 +258,12 @@ void set_notes(DeviceWeights& weights, const ModelWeights& source, const DeviceW
 }  // namespace
 
 DeviceWeights load_device_weights(const std::filesystem::path& directory, const ModelConfig& config,
-                                  KvScalePolicy kv_scales, cudaStream_t stream, int64_t slot_bytes) {
+                                  KvScalePolicy kv_scales, cudaStream_t stream, packed_fp8::SumOrder order,
+                                  int64_t slot_bytes) {
   Checkpoint checkpoint = open_checkpoint(directory);
   const auto files = checkpoint.files;
   const ModelWeights source = load_weights(std::move(checkpoint), config, kv_scales);
-  const DeviceWeightPlan plan = plan_device_weights(source, config);
+  const DeviceWeightPlan plan = plan_device_weights(source, config, order);
   DeviceWeights weights = allocate(plan);
   CheckpointWriter writer(files, plan, slot_bytes, stream);
   write_all(plan, writer, weights, stream);
@@ -269,9 +271,10 @@ DeviceWeights load_device_weights(const std::filesystem::path& directory, const 
   return weights;
 }
 
-DeviceWeights dummy_device_weights(const ModelConfig& config, uint64_t seed, cudaStream_t stream) {
+DeviceWeights dummy_device_weights(const ModelConfig& config, uint64_t seed, cudaStream_t stream,
+                                   packed_fp8::SumOrder order) {
   const ModelWeights source = dummy_outline(config);
-  const DeviceWeightPlan plan = plan_device_weights(source, config);
+  const DeviceWeightPlan plan = plan_device_weights(source, config, order);
   DeviceWeights weights = allocate(plan);
   DummyWriter writer(plan, seed, stream);
   write_all(plan, writer, weights, stream);

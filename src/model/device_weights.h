@@ -49,12 +49,14 @@ struct DeviceWeights {
 /// Loads the checkpoint in `directory` onto the current GPU. Matrices go from the mapped files through three small
 /// pinned buffers: the host keeps no copy, and the pages of the files leave the process as they are read. Waits until
 /// all is there. Throws Error naming the tensor and its file for whatever the checkpoint has wrong or the GPU has no
-/// product for, and Error(kOutOfMemory) with the bytes needed and free.
+/// product for, and Error(kOutOfMemory) with the bytes needed and free. `order`: of all products.
 [[nodiscard]] DeviceWeights load_device_weights(const std::filesystem::path& directory, const ModelConfig& config,
                                                 KvScalePolicy kv_scales, cudaStream_t stream,
+                                                packed_fp8::SumOrder order = packed_fp8::SumOrder::kAny,
                                                 int64_t slot_bytes = kStagingSlotBytes);
 
 /// --load-format dummy, made on the GPU: the same values as dummy_weights(), bit for bit.
-[[nodiscard]] DeviceWeights dummy_device_weights(const ModelConfig& config, uint64_t seed, cudaStream_t stream);
+[[nodiscard]] DeviceWeights dummy_device_weights(const ModelConfig& config, uint64_t seed, cudaStream_t stream,
+                                                 packed_fp8::SumOrder order = packed_fp8::SumOrder::kAny);
 
 }  // namespace quaver

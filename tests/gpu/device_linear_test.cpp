@@ -194,6 +194,54 @@ TEST(DeviceLinearFp8, GatedIsTheProductWithItsGate) {
   expect_error([&] { DeviceLinear(kernels(), matrix); }, ErrorKind::kInvalidArgument, {"136 rows", "multiple of 16"});
 }
 
+/// Outputs of the first m tokens, F32: in fixed order rows up to the next block of 128 exist too.
+std::vector<float> first_rows(const DeviceLinear& linear, const GemmInput& input, int64_t m) {
+  const DeviceBuffer<float> out((m + kFixedOrderRows - 1) / kFixedOrderRows * kFixedOrderRows * linear.out_features());
+  linear.run(input, m, TensorView(out.data(), DType::kF32, {m, linear.out_features()}, kGpu), nullptr);
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  std::vector<float> values = to_host(out);
+  values.resize(static_cast<size_t>(m * linear.out_features()));
+  return values;
+}
+
+// Rows of K with several promotions, in tiles of every kind: a token has the same bits among any number of others.
+TEST(DeviceLinearFixedOrder, TokensDoNotDependOnTheirNumber) {
+  DeviceGemm gemm(query_device(0));
+  gemm.order = packed_fp8::SumOrder::kFixed;
+  struct Kind {
+    WeightFormat format;
+    InputKind input;
+    packed_fp8::Scaling scaling = packed_fp8::Scaling::kOuter;
+    int64_t n = 1504;
+    int64_t most = 384;
+  };
+  for (const Kind& kind :
+       {Kind{WeightFormat::kOuter, InputKind::kPerToken}, Kind{WeightFormat::kOuter, InputKind::kStatic, {}, 509},
+        Kind{WeightFormat::kBlock, InputKind::kPerBlock, packed_fp8::Scaling::kBlock, 200, 16}}) {
+    GemmCase test({.shape = {.m = kind.most, .n = kind.n, .k = 2500},
+                   .scaling = kind.scaling,
+                   .data = GemmData::kNormal,
+                   .one_token_scale = kind.input == InputKind::kStatic});
+    const DeviceLinear linear(gemm, {.format = kind.format,
+                                     .n = kind.n,
+                                     .k = 2500,
+                                     .data = test.weight().packed,
+                                     .scales = test.weight().scales,
+                                     .input = kind.input});
+    const GemmInput input{.packed = const_cast<uint8_t*>(test.tokens().packed),
+                          .scales = const_cast<float*>(test.tokens().scales),
+                          .scale_stride = test.tokens().scale_stride,
+                          .kind = kind.input};
+    const std::vector<float> all = first_rows(linear, input, kind.most);
+    for (const int64_t m : {1, 9, 33, 128, 129, 200}) {
+      if (m > kind.most) break;
+      const std::vector<float> some = first_rows(linear, input, m);
+      EXPECT_TRUE(std::ranges::equal(some, std::span(all).first(some.size())))
+          << "input kind " << static_cast<int>(kind.input) << ", m " << m;
+    }
+  }
+}
+
 TEST(DeviceLinearLimits, RefusedByName) {
   const DeviceBuffer<Bf16> weight(64);
   const auto refused = [](const auto& call, std::initializer_list<std::string_view> parts) {

@@ -316,7 +316,6 @@ TEST(DeviceRunner, RefusesWhatItCannotHonour) {
                           std::initializer_list<std::string_view> parts) {
     testing::expect_error([&] { (void)on_gpu(golden("gemma3_tiny"), options, engine); }, kind, parts);
   };
-  refused(runner_options(), {.batch_invariant = true}, ErrorKind::kUnsupported, {"batch_invariant"});
   RunnerOptions options = runner_options();
   options.kv_cache_bytes = int64_t{1} << 50;
   options.block_size = 128;

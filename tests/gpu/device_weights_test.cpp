@@ -57,8 +57,8 @@ TEST(DeviceWeights, EveryByteOfACheckpoint) {
       const TempDir folder;
       checkpoint(config, format).write(folder.path() / "model.safetensors");
       const ModelWeights host = load_weights(folder.path(), config);
-      const DeviceWeights weights =
-          load_device_weights(folder.path(), config, KvScalePolicy::kAuto, nullptr, kSmallSlot);
+      const DeviceWeights weights = load_device_weights(folder.path(), config, KvScalePolicy::kAuto, nullptr,
+                                                        packed_fp8::SumOrder::kAny, kSmallSlot);
       EXPECT_EQ(first_difference(weights, weight_image(plan_device_weights(host, config))), -1);
       EXPECT_EQ(weights.bytes, static_cast<int64_t>(weights.memory.bytes()));
       EXPECT_EQ(weights.step_bytes, host.bytes);

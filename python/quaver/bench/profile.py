@@ -21,7 +21,7 @@ Step = dict[str, Any]
 
 _ARGUMENTS = (
     "kv_cache_dtype", "block_size", "kv_cache_memory_bytes", "gpu_memory_utilization", "kv_scales",
-    "attention_precision", "hf_overrides", "dummy_seed",
+    "attention_precision", "hf_overrides", "dummy_seed", "batch_invariant",
 )  # fmt: skip
 
 

@@ -36,10 +36,11 @@ void with_instance(int head_dim, int rows, Visit&& visit) {
   });
 }
 
-schedule::ScheduleShape schedule_shape(const AttentionProblem& problem, const AttentionPlan& plan,
+schedule::ScheduleShape schedule_shape(const AttentionProblem& problem, const AttentionPlan& plan, int max_rows,
                                        bool combine_in_kernel) {
   return {.num_kv_heads = problem.kv.num_kv_heads,
           .group = problem.num_q_heads / problem.kv.num_kv_heads,
+          .max_rows = max_rows,
           .page_size = problem.kv.page_size,
           .kv_tile = plan.kv_tile,
           .mask = {.causal = problem.causal, .window = problem.window},
@@ -75,8 +76,8 @@ DecodeFp8::DecodeFp8(const AttentionProblem& problem, const AttentionPlan& plan,
   const int64_t fixed_slots =
       fixed_splits ? 3 * (limits.max_kv_tokens / tiles::kFixedSplitTokens + 1) * problem.kv.num_kv_heads : 0;
   const int64_t slots = fixed_splits ? fixed_slots : 2 * int64_t{grid_} * max_rounds;
-  work_ = std::make_unique<schedule::WorkList>(schedule_shape(problem, plan, combine_in_kernel_), limits.max_sequences,
-                                               grid_, max_rounds, fixed_slots);
+  work_ = std::make_unique<schedule::WorkList>(schedule_shape(problem, plan, max_rows_, combine_in_kernel_),
+                                               limits.max_sequences, grid_, max_rounds, fixed_slots);
   partial_out_ = DeviceBuffer<float>(slots * max_rows_ * head_dim);
   partial_max_sum_ = DeviceBuffer<float2>(slots * max_rows_);
   arrived_ = DeviceBuffer<int>(slots);

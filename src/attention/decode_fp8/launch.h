@@ -43,6 +43,8 @@ class DecodeFp8 {
   void run(const AttentionArgs& args, cudaStream_t stream, InFront in_front = InFront::kAnything);
 
   [[nodiscard]] int grid() const noexcept { return grid_; }
+  /// Query rows a kv head; sequences with more are not worked on.
+  [[nodiscard]] int max_rows() const noexcept { return max_rows_; }
 
  private:
   AttentionProblem problem_;

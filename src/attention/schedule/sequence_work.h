@@ -16,9 +16,10 @@ inline constexpr int kItemOverhead = 1;
 /// What the work lists of one cache group have in common.
 struct ScheduleShape {
   int num_kv_heads = 1;
-  int group = 1;       ///< query heads of one kv head
-  int page_size = 64;  ///< tokens
-  int kv_tile = 64;    ///< tokens
+  int group = 1;                         ///< query heads of one kv head
+  int max_rows = tiles::kMaxDecodeRows;  ///< query rows a kv head; sequences with more belong to another kernel
+  int page_size = 64;                    ///< tokens
+  int kv_tile = 64;                      ///< tokens
   tiles::Mask mask{};
   int min_piece_units = 1;    ///< least units of a CTA's piece
   bool fixed_splits = false;  ///< batch-invariant: items end at multiples of kFixedSplitTokens and are never cut
@@ -46,8 +47,7 @@ struct SequenceWork {
 [[nodiscard]] QUAVER_HD constexpr SequenceWork sequence_work(const ScheduleShape& shape, int kv_tile, int query_begin,
                                                              int query_end, int kv_len) {
   SequenceWork work{.query_begin = query_begin, .query_len = query_end - query_begin, .kv_len = kv_len};
-  if (work.query_len * shape.group > tiles::kMaxDecodeRows)
-    work.query_len = 0;  // the prefill kernel's part of the step
+  if (work.query_len * shape.group > shape.max_rows) work.query_len = 0;
   const tiles::VisibleKeys keys = tiles::visible_keys(shape.mask, kv_len, work.query_len, 0, work.query_len);
   const tiles::TileRange range = tiles::tile_range(keys, kv_tile);
   work.first_key = static_cast<int>(keys.any.first);

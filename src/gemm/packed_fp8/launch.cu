@@ -98,15 +98,16 @@ PackedGemm::PackedGemm(const DeviceInfo& device) {
            ": expected enough for one CTA of the GEMM kernel");
 }
 
-GemmPlan PackedGemm::plan(const GemmShape& shape, Scaling scaling, Output output) const {
-  return plan_gemm(shape, scaling, max_clusters_, output);
+GemmPlan PackedGemm::plan(const GemmShape& shape, Scaling scaling, Output output, SumOrder order) const {
+  return plan_gemm(shape, scaling, max_clusters_, output, order);
 }
 
 void PackedGemm::run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
-                     const Workspace& workspace, cudaStream_t stream) const {
+                     const Workspace& workspace, cudaStream_t stream, SumOrder order) const {
   check(tokens.m >= 0, "tokens ", tokens.m, ": expected >= 0");
   if (tokens.m == 0) return;
-  run(plan({.m = tokens.m, .n = weight.n, .k = weight.k}, weight.scaling), weight, tokens, out, workspace, stream);
+  const GemmShape shape{.m = tokens.m, .n = weight.n, .k = weight.k};
+  run(plan(shape, weight.scaling, Output::kRows, order), weight, tokens, out, workspace, stream);
 }
 
 void PackedGemm::run(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens,

@@ -48,12 +48,13 @@ class PackedGemm {
   explicit PackedGemm(const DeviceInfo& device);
 
   /// How run() computes a shape on this device.
-  [[nodiscard]] GemmPlan plan(const GemmShape& shape, Scaling scaling, Output output = Output::kRows) const;
+  [[nodiscard]] GemmPlan plan(const GemmShape& shape, Scaling scaling, Output output = Output::kRows,
+                              SumOrder order = SumOrder::kAny) const;
 
   /// Writes `out` [M, N], BF16 or FP32 with dense rows. `workspace` is used by this stream alone. No synchronisation,
   /// no allocation; graph-safe; the same bits every time. Throws Error(kInvalidArgument).
   void run(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out, const Workspace& workspace,
-           cudaStream_t stream) const;
+           cudaStream_t stream, SumOrder order = SumOrder::kAny) const;
 
   /// The same as a plan of the shape says.
   void run(const GemmPlan& plan, const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
@@ -61,7 +62,7 @@ class PackedGemm {
 
   /// Writes gelu_tanh(gate) * up, in FP32 until it is stored, to `out` [M, N / 2], BF16, whose rows begin at multiples
   /// of 16 bytes. Rows of gate and up take turns in the weight, 8 of each (layout.h, part_row()); Scaling::kOuter.
-  /// Otherwise as run().
+  /// Otherwise as run(), in no fixed order: two tokens share a reciprocal.
   void run_geglu(const PackedWeight& weight, const PackedTokens& tokens, const TensorView& out,
                  const Workspace& workspace, cudaStream_t stream) const;
 

@@ -116,7 +116,7 @@ GemmPlan in_ranges(const GemmShape& shape, Scaling scaling, int ranges, int toke
 }  // namespace
 
 std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters,
-                                     Output output) {
+                                     Output output, SumOrder order) {
   constexpr int64_t kLimit = int64_t{1} << 22;
   check(shape.m >= 1 && shape.m <= kLimit, "tokens ", shape.m, ": expected 1 to ", kLimit);
   check(shape.n >= 1 && shape.n <= kLimit, "out features ", shape.n, ": expected 1 to ", kLimit);
@@ -125,8 +125,11 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
         ": expected a multiple of 16, rows of gate and up in turn");
   check(max_clusters[1] > 0, "CTAs that fit the device ", max_clusters[1], ": expected at least 1");
 
-  int token_tile = kTokenTiles.front();  // the smallest that holds all tokens, or one of the largest two
-  for (const int tile : kTokenTiles) token_tile = token_tile < shape.m && tile <= 128 ? tile : token_tile;
+  // The smallest that holds all tokens, or one of the largest two. Without block scales smaller ones promote their sums
+  // more often.
+  const int64_t held = order == SumOrder::kFixed && scaling == Scaling::kOuter ? 128 : shape.m;
+  int token_tile = kTokenTiles.front();
+  for (const int tile : kTokenTiles) token_tile = token_tile < held && tile <= 128 ? tile : token_tile;
   std::vector<GemmPlan> plans;
   const auto consider = [&](const Kind& kind) {
     const int cluster = kind.split * (kind.pairs ? 2 : 1);
@@ -136,15 +139,19 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
   };
   // With few tokens, what pairs save of L2's bandwidth they lose by waiting for each other.
   const bool pairs = shape.m > 128 && max_clusters[2] > 0;
-  for (int split = 1; split * (pairs ? 2 : 1) <= kMaxCluster; ++split) consider({token_tile, split, pairs});
+  const int most_parts = order == SumOrder::kFixed ? 1 : kMaxCluster;
+  for (int split = 1; split <= most_parts && split * (pairs ? 2 : 1) <= kMaxCluster; ++split) {
+    consider({token_tile, split, pairs});
+  }
   if (shape.m > 128 && scaling == Scaling::kOuter) consider({kTokenTiles.back(), 1, pairs});
 
   if (token_tile == kHighTileTokens && shape.m <= kHighTileTokens && scaling == Scaling::kOuter) {
-    for (int split = 1; output == Output::kRows && split <= kMaxCluster; ++split) {
+    for (int split = 1; output == Output::kRows && split <= most_parts; ++split) {
       consider({kHighTileTokens, split, false, kHighTiles.front()});
     }
     consider({kHighTileTokens, 1, false, kHighTiles.back()});
   }
+  if (order == SumOrder::kFixed) return plans;  // ranges cut tiles over their chunks
 
   const int64_t row_tiles = ceil_divide(shape.n, kBlockRows);
   const int64_t token_tiles = ceil_divide(shape.m, token_tile);
@@ -157,8 +164,9 @@ std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling, co
   return plans;
 }
 
-GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters, Output output) {
-  const std::vector<GemmPlan> plans = possible_plans(shape, scaling, max_clusters, output);
+GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters, Output output,
+                   SumOrder order) {
+  const std::vector<GemmPlan> plans = possible_plans(shape, scaling, max_clusters, output, order);
   return *std::ranges::min_element(plans, {}, &GemmPlan::clocks);
 }
 

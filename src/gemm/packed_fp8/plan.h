@@ -29,6 +29,12 @@ enum class Output : uint8_t {
   kGeglu,  ///< gelu_tanh(gate) * up of weight rows that take turns, 8 of gate, 8 of up (layout.h, part_row())
 };
 
+/// In which order the products of an output are added up.
+enum class SumOrder : uint8_t {
+  kAny,    ///< as is fastest for m
+  kFixed,  ///< whatever m is, the same: so are the bits of a token's outputs
+};
+
 /// Row tiles begin at multiples of so many groups of 8 rows: gate and up of an output are in one tile.
 [[nodiscard]] QUAVER_HD constexpr int row_granule(Output output) {
   return output == Output::kGeglu ? 2 : 1;
@@ -56,12 +62,13 @@ struct GemmPlan {
 
 /// What plan_gemm() chooses from: of each kind the best one.
 [[nodiscard]] std::vector<GemmPlan> possible_plans(const GemmShape& shape, Scaling scaling,
-                                                   const MaxClusters& max_clusters, Output output = Output::kRows);
+                                                   const MaxClusters& max_clusters, Output output = Output::kRows,
+                                                   SumOrder order = SumOrder::kAny);
 
 /// The plan with the fewest clocks. Throws Error(kInvalidArgument) for sizes outside 1 … 2^22 (m = 0 is for the caller
 /// to skip) and, with kGeglu, an n that is no multiple of 16.
 [[nodiscard]] GemmPlan plan_gemm(const GemmShape& shape, Scaling scaling, const MaxClusters& max_clusters,
-                                 Output output = Output::kRows);
+                                 Output output = Output::kRows, SumOrder order = SumOrder::kAny);
 
 /// One line, e.g. "tile 112x128, pairs, K in 1, 198 tiles on 66 clusters (3 waves)" or "tile 128x64, 132 ranges of 54
 /// chunks".

@@ -65,11 +65,15 @@ void serve_randomly(const Shape& shape, uint64_t seed, EngineStats& sum) {
   options.prefill_chunk_tokens = random.below(3) == 0 ? 0 : 1 + random.below(40);
   options.prefix_caching = random.below(4) != 0;
   options.batch_invariant = random.below(2) == 0;
+  // Rare, as on a GPU: chunks of several tokens at least, and then no images.
+  int64_t least_chunk = 1;
+  if (random.below(3) == 0) least_chunk = 1 + random.below(std::min<int64_t>(5, (max_chunk(options) + 1) / 2));
   const int64_t stored = kLongestPrompt + kMostTokens - 1;
   const int64_t most = shape.plan.blocks_for(stored, std::min(max_chunk(options), stored));
   Serving serving({.plan = shape.plan,
                    .num_pages = shape.tiny ? most + random.below(most) : 4 * most,
                    .options = options,
+                   .least_chunk = least_chunk,
                    .ahead = static_cast<int>(random.below(2))});
   uint64_t last_id = 0;
   std::set<uint64_t> aborted;
@@ -78,7 +82,8 @@ void serve_randomly(const Shape& shape, uint64_t seed, EngineStats& sum) {
       ++last_id;
       std::vector<int32_t> prompt = random_prompt(random);
       std::vector<TokenSpan> spans;
-      if (random.below(3) == 0) spans = random_spans(random, std::ssize(prompt), max_chunk(options));
+      if (least_chunk == 1 && random.below(3) == 0)
+        spans = random_spans(random, std::ssize(prompt), max_chunk(options));
       serving.add(last_id, std::move(prompt), random_params(random), random.below(8) == 0 ? "salt" : "", spans);
     }
     if (last_id > 0 && random.below(8) == 0) {

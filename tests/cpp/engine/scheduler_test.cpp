@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "serving.h"
+#include "testing/expect_error.h"
 
 namespace quaver {
 namespace {
@@ -31,6 +32,38 @@ TEST(Scheduler, DecodesFirstThenPrefillsInOrderOfArrival) {
   EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 1, 1, 1}));
   serving.run();
   for (uint64_t id = 1; id <= 4; ++id) serving.expect_right(id);
+}
+
+// Neither a chunk nor what it leaves of a prompt is shorter than the least chunk.
+TEST(Scheduler, LeastChunk) {
+  Serving serving(
+      {.num_pages = 100, .options = {.max_num_batched_tokens = 40, .prefill_chunk_tokens = 30}, .least_chunk = 4});
+  serving.add(1, prompt_of(3), kLong);  // as it is
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{3}));
+  serving.add(2, prompt_of(70, 2), kLong);
+  serving.add(3, prompt_of(12, 3), kLong);
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 30, 8}));  // 10 would leave 2
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 30, 4}));
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 1, 10}));
+  serving.add(4, prompt_of(33, 4), kLong);
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 1, 1, 29}));
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 1, 1, 4}));
+  serving.add(5, prompt_of(30, 5), kLong);
+  serving.add(6, prompt_of(8, 6), kLong);
+  serving.add(7, prompt_of(20, 7), kLong);  // for which a budget of 2 is left
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 1, 1, 1, 30, 8}));
+  EXPECT_EQ(row_sizes(*serving.step()), (Sizes{1, 1, 1, 1, 1, 1, 20}));
+  serving.run();
+  for (uint64_t id = 1; id <= 7; ++id) serving.expect_right(id);
+  // Of three whole pages and a few tokens the cache has three, or two where too few would be left to compute.
+  for (const auto& [length, cached] : {std::pair{52, 48}, {51, 32}, {4, 0}}) {
+    serving.add(8, prompt_of(length, 8), {.max_tokens = 1});
+    serving.run();
+    serving.add(9, prompt_of(length, 8), {.max_tokens = 1});
+    serving.run();
+    EXPECT_EQ(serving.answers[9].cached_tokens, cached) << length;
+    serving.expect_right(9);
+  }
 }
 
 TEST(Scheduler, AtMostMaxNumSeqsRun) {
@@ -182,6 +215,14 @@ TEST(Scheduler, RefusesOptionsThatCannotWork) {
   EXPECT_THROW(make({.max_num_seqs = 0}), Error);
   EXPECT_THROW(make({.max_num_batched_tokens = 0}), Error);
   EXPECT_THROW(make({.prefill_chunk_tokens = -1}), Error);
+  const auto in_chunks_of_three = [](const EngineOptions& options) {
+    return Scheduler({.plan = testing::plan_of({{}}), .num_pages = 1, .options = options, .least_chunk = 3});
+  };
+  EXPECT_NO_THROW(in_chunks_of_three({.prefill_chunk_tokens = 5}));
+  testing::expect_error([&] { in_chunks_of_three({.prefill_chunk_tokens = 4}); }, ErrorKind::kInvalidArgument,
+                        {"prefill_chunk_tokens", "4", "at least 5"});
+  testing::expect_error([&] { in_chunks_of_three({.max_num_batched_tokens = 4}); }, ErrorKind::kInvalidArgument,
+                        {"max_num_batched_tokens 4", "at least 5"});
 }
 
 }  // namespace

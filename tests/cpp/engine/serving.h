@@ -69,6 +69,7 @@ class Serving {
     int64_t num_pages = 0;
     EngineOptions options{};
     PrefixIndex::HashFunction hash = hash_token_block;
+    int64_t least_chunk = 1;
     int ahead = 1;  ///< steps scheduled before the result of the one that runs is in: 1 as in Engine, or 0
   };
 
@@ -77,6 +78,7 @@ class Serving {
                    .num_pages = setup.num_pages,
                    .options = setup.options,
                    .eos_token_ids = {kEos},
+                   .least_chunk = setup.least_chunk,
                    .prefix_hash = setup.hash}),
         setup_(setup),
         model_(setup.plan, setup.num_pages) {}

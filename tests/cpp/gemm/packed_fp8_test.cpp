@@ -263,6 +263,26 @@ TEST(GemmPlan, OneTileHoldsUpTo128Tokens) {
   }
 }
 
+TEST(GemmPlan, FixedOrderIsOneChainOverK) {
+  for (const Output output : {Output::kRows, Output::kGeglu}) {
+    for (const int64_t m : {1, 8, 60, 128, 129, 1000, 8192}) {
+      const GemmShape shape{.m = m, .n = 5376, .k = 21504};
+      const auto plans = possible_plans(shape, Scaling::kOuter, kH200, output, SumOrder::kFixed);
+      ASSERT_FALSE(plans.empty());
+      for (const GemmPlan& plan : plans) {
+        SCOPED_TRACE(concat("m ", m, ": ", to_string(plan)));
+        EXPECT_EQ(plan.grid.split, 1);
+        EXPECT_EQ(plan.grid.ranges, 0);
+        EXPECT_GE(plan.grid.token_tile, 128);  // all promote every 1,024 columns
+        expect_cover(plan, shape);
+      }
+      EXPECT_EQ(plan_gemm(shape, Scaling::kOuter, kH200, output, SumOrder::kFixed).grid.split, 1);
+    }
+  }
+  const GemmShape few{.m = 1, .n = 5376, .k = 21504};
+  EXPECT_EQ(plan_gemm(few, Scaling::kBlock, kH200, Output::kRows, SumOrder::kFixed).grid.token_tile, 8);
+}
+
 TEST(GemmPlan, RefusesSizesByName) {
   const auto plan = [](GemmShape shape) { return [shape] { (void)plan_gemm(shape, Scaling::kOuter, kH200); }; };
   expect_error(plan({.m = 0, .n = 1, .k = 1}), ErrorKind::kInvalidArgument, {"tokens 0", "expected"});

@@ -16,16 +16,17 @@ namespace quaver {
 namespace {
 
 using nlohmann::json;
+using packed_fp8::SumOrder;
 using testing::expect_error;
 using testing::SafetensorsWriter;
 
 class DeviceWeightPlanTest : public ::testing::Test {
  protected:
   /// The weights stay alive for the plan's views.
-  DeviceWeightPlan plan(const ModelConfig& config, const SafetensorsWriter& file) {
+  DeviceWeightPlan plan(const ModelConfig& config, const SafetensorsWriter& file, SumOrder order = SumOrder::kAny) {
     file.write(folder_.path() / "model.safetensors");
     weights_ = load_weights(folder_.path(), config);
-    return plan_device_weights(weights_, config);
+    return plan_device_weights(weights_, config, order);
   }
   void expect_refused(const ModelConfig& config, const SafetensorsWriter& file,
                       std::initializer_list<std::string_view> parts) {
@@ -77,8 +78,9 @@ void expect_fp8(const DeviceWeightPlan& plan, const std::vector<uint8_t>& image,
   const std::vector<float> scales = span_of(plan, weight.scales);
   const bool blocks = weight.format == WeightFormat::kBlock;
   const int64_t k_blocks = (weight.k + 127) / 128;
-  // Gate and up of rows with their own scales take turns, 8 rows each; everything else is one after the other.
-  const bool in_turn = expected.modules.front().ends_with("gate_proj") && !blocks;
+  // Gate and up of rows with their own scales take turns, 8 rows each, where the product applies the gate; everything
+  // else is one after the other.
+  const bool in_turn = expected.modules.front().ends_with("gate_proj") && !blocks && plan.order == SumOrder::kAny;
   EXPECT_EQ(weight.gated, in_turn);
   int64_t first = 0;
   for (const std::string& module : expected.modules) {
@@ -116,10 +118,11 @@ TEST_F(DeviceWeightPlanTest, EveryCodeAndScaleOfTheFp8Formats) {
       {testing::fp8_block(), WeightScales::kBlock128, InputKind::kPerBlock, WeightFormat::kBlock},
       {testing::fp8_static(), WeightScales::kPerTensor, InputKind::kStatic, WeightFormat::kOuter}};
   for (const Format& format : formats) {
-    for (const bool gemma3 : {true, false}) {
+    for (const auto& [gemma3, order] :
+         {std::pair{true, SumOrder::kAny}, {false, SumOrder::kAny}, {true, SumOrder::kFixed}}) {
       const ModelConfig config = testing::fp8_model(gemma3, format.recipe);
       SafetensorsWriter file = testing::fp8_checkpoint(config, format.layout, format.input == InputKind::kStatic);
-      const DeviceWeightPlan plan = this->plan(config, file);
+      const DeviceWeightPlan plan = this->plan(config, file, order);
       const std::vector<uint8_t> image = testing::weight_image(plan);
       ASSERT_EQ(plan.layers.size(), 3U);
       EXPECT_EQ(plan.layers[2].qkv.parts.size(), gemma3 ? 3U : 2U);  // Gemma 4's full layer takes V from K
