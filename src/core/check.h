@@ -2,19 +2,10 @@
 // formatted when the check fails.
 #pragma once
 
-#include <sstream>
-#include <string>
-
+#include "core/concat.h"
 #include "quaver/error.h"
 
 namespace quaver {
-
-template <class... Parts>
-[[nodiscard]] std::string concat(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
-}
 
 template <class... Parts>
 [[noreturn]] void fail(ErrorKind kind, const Parts&... parts) {

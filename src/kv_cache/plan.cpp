@@ -1,7 +1,5 @@
 // Cache groups: which layers share a block table, and the page sizes that make all pages equal in bytes.
 #include <algorithm>
-#include <iomanip>
-#include <sstream>
 
 #include "core/check.h"
 #include "kv_cache/page_format.h"
@@ -112,23 +110,22 @@ int64_t CachePlan::blocks_for(int64_t num_tokens, int64_t step_tokens) const {
 }
 
 std::string to_string(const CachePlan& plan) {
-  std::ostringstream text;
-  text << "block of " << plan.num_slabs << " pages x " << plan.page_bytes << " bytes, prefix blocks of "
-       << plan.largest_page_tokens << " tokens\n";
+  std::string text = concat("block of ", plan.num_slabs, " pages x ", plan.page_bytes, " bytes, prefix blocks of ",
+                            plan.largest_page_tokens, " tokens\n");
   for (size_t i = 0; i < plan.groups.size(); ++i) {
     const CacheGroup& group = plan.groups[i];
     const KvLayout& layout = group.layout;
-    text << "group " << i << ": " << group.layers.size() << " layers, "
-         << (group.window > 0 ? concat("window ", group.window) : "full attention") << ", " << layout.num_kv_heads
-         << " kv heads x " << layout.head_dim_k << "+" << layout.head_dim_v << " " << kv_dtype_name(layout.dtype)
-         << ", page " << layout.page_size << " tokens, " << page_format::token_bytes(layout)
-         << " bytes a token and layer\n";
+    text +=
+        concat("group ", i, ": ", group.layers.size(), " layers, ",
+               group.window > 0 ? concat("window ", group.window) : "full attention", ", ", layout.num_kv_heads,
+               " kv heads x ", layout.head_dim_k, "+", layout.head_dim_v, " ", kv_dtype_name(layout.dtype), ", page ",
+               layout.page_size, " tokens, ", page_format::token_bytes(layout), " bytes a token and layer\n");
   }
   const int64_t total = plan.block_bytes() * std::ssize(plan.groups);
   const double percent = 100.0 * static_cast<double>(plan.wasted_page_bytes) / static_cast<double>(total);
-  text << "waste: " << plan.wasted_page_bytes << " bytes in a block of every group (" << std::setprecision(3) << percent
-       << " %)\n";
-  return text.str();
+  text +=
+      concat("waste: ", plan.wasted_page_bytes, " bytes in a block of every group (", fixed_point(percent, 2), " %)\n");
+  return text;
 }
 
 }  // namespace quaver

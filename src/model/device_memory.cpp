@@ -1,7 +1,5 @@
 #include "model/device_memory.h"
 
-#include <iomanip>
-#include <sstream>
 #include <vector>
 
 #include "core/check.h"
@@ -36,9 +34,7 @@ std::string to_string(const DeviceMemory& memory) {
 }
 
 std::string gibibytes(int64_t bytes) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (1 << 30) << " GiB";
-  return text.str();
+  return concat(fixed_point(static_cast<double>(bytes) / (1 << 30), 2), " GiB");
 }
 
 }  // namespace quaver

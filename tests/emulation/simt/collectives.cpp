@@ -21,7 +21,7 @@ bool arrive(Meeting& meeting, const char* what, int expected) {
 
 const std::byte (*meet_lanes(uint32_t mask, const char* what, const void* value, size_t bytes))[16] {
   Thread& thread = running();
-  expect((mask >> thread.lane() & 1U) != 0, what, " with mask 0x", std::hex, mask, ": expected the own lane in it");
+  expect((mask >> thread.lane() & 1U) != 0, what, " with mask ", hexadecimal(mask), ": expected the own lane in it");
   WarpMeeting& warp = thread.cta->warp_meetings[{thread.warp(), mask}];
   auto& values = warp.values[warp.meeting.generation % 2];
   if (bytes > 0) std::memcpy(values[thread.lane()], value, bytes);

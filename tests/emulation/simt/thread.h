@@ -90,7 +90,7 @@ struct Exchanged {
   const std::byte (*slots)[16];
   uint32_t mask;
   [[nodiscard]] T from(int lane) const {
-    expect((mask >> lane & 1U) != 0, "a value of lane ", lane, ": expected a lane of the mask 0x", std::hex, mask);
+    expect((mask >> lane & 1U) != 0, "a value of lane ", lane, ": expected a lane of the mask ", hexadecimal(mask));
     return at(lane);
   }
   template <class Result, class Step>
