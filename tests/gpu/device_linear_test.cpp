@@ -213,12 +213,12 @@ TEST(DeviceLinearFixedOrder, TokensDoNotDependOnTheirNumber) {
     InputKind input;
     packed_fp8::Scaling scaling = packed_fp8::Scaling::kOuter;
     int64_t n = 1504;
-    int64_t most = 384;
+    std::vector<int64_t> counts{384, 1, 9, 33, 128, 129, 200};  // of tokens, all of them first
   };
-  for (const Kind& kind :
+  for (const Kind& kind :  // emulation compiles one tile with block scales
        {Kind{WeightFormat::kOuter, InputKind::kPerToken}, Kind{WeightFormat::kOuter, InputKind::kStatic, {}, 509},
-        Kind{WeightFormat::kBlock, InputKind::kPerBlock, packed_fp8::Scaling::kBlock, 200, 16}}) {
-    GemmCase test({.shape = {.m = kind.most, .n = kind.n, .k = 2500},
+        Kind{WeightFormat::kBlock, InputKind::kPerBlock, packed_fp8::Scaling::kBlock, 200, {16, 9, 13}}}) {
+    GemmCase test({.shape = {.m = kind.counts.front(), .n = kind.n, .k = 2500},
                    .scaling = kind.scaling,
                    .data = GemmData::kNormal,
                    .one_token_scale = kind.input == InputKind::kStatic});
@@ -232,9 +232,8 @@ TEST(DeviceLinearFixedOrder, TokensDoNotDependOnTheirNumber) {
                           .scales = const_cast<float*>(test.tokens().scales),
                           .scale_stride = test.tokens().scale_stride,
                           .kind = kind.input};
-    const std::vector<float> all = first_rows(linear, input, kind.most);
-    for (const int64_t m : {1, 9, 33, 128, 129, 200}) {
-      if (m > kind.most) break;
+    const std::vector<float> all = first_rows(linear, input, kind.counts.front());
+    for (const int64_t m : kind.counts) {
       const std::vector<float> some = first_rows(linear, input, m);
       EXPECT_TRUE(std::ranges::equal(some, std::span(all).first(some.size())))
           << "input kind " << static_cast<int>(kind.input) << ", m " << m;

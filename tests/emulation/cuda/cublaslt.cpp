@@ -15,14 +15,17 @@ struct Arguments {
 };
 
 constexpr int kThreads = 128;
+constexpr unsigned kTile = 32;
 
-/// A thread an output, a CTA a token. As in the library, the order of the sums depends on the number of tokens.
+/// A thread an output, a CTA a token. As in the library, the order of the sums depends on the number of tokens, here of
+/// whole tiles.
 __global__ void multiply_rows(Arguments arguments) {
   const auto& [weight, x, out] = arguments;
+  const bool backwards = gridDim.x / kTile % 2 == 1;
   for (int64_t column = threadIdx.x; column < weight.n; column += kThreads) {
     float sum = 0.0F;
     for (int64_t step = 0; step < weight.k; ++step) {
-      const int64_t i = (step + gridDim.x) % weight.k;
+      const int64_t i = backwards ? weight.k - 1 - step : step;
       sum += to_float(x[blockIdx.x * weight.k + i]) * to_float(weight.rows[column * weight.k + i]);
     }
     const int64_t at = blockIdx.x * out.stride(0) + column;
