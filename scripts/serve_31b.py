@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Row S6 on a GPU: serves Gemma 4 31B with dummy weights, runs `quaver bench serve` against it, and writes one file.
 
-Usage: serve_31b.py OUT.json [--prompts 512] [--warmups 8] [--runs 3]. Runs are added to those of the same commit that
+Usage: serve_31b.py OUT.json [--prompts 512] [--warmups 1] [--runs 3]. Runs are added to those of the same commit that
 OUT.json has. Beside the client's report the file says the server's command, GPU, driver, the seconds from its start to
 its first answer, and for every run the SM clock and power that nvidia-smi saw, twice a second.
 """
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--prompts", type=int, default=512)
-    parser.add_argument("--warmups", type=int, default=8)
+    parser.add_argument("--warmups", type=int, default=1)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     gpu, driver = (part.strip() for part in subprocess.check_output(smi("name,driver_version"), text=True).split(","))
