@@ -47,15 +47,18 @@ class DeviceBatchInvariance : public ::testing::TestWithParam<InvarianceCase> {
     return all;
   }
 
-  [[nodiscard]] static std::unique_ptr<Engine> engine(EngineOptions options, int64_t num_pages) {
+  [[nodiscard]] static EngineOptions invariant(EngineOptions options) {
     options.max_model_len = int64_t{128} * GetParam().repeat_prompt;
     options.batch_invariant = true;
+    return options;
+  }
+  [[nodiscard]] static std::unique_ptr<Runner> runner_of(const EngineOptions& options, int64_t num_pages) {
     const TempDir folder;
     folder.write("config.json", GetParam().config.dump());
     RunnerOptions runner = runner_options(GetParam().dtype, GetParam().graphs);
     runner.dummy_seed = 3;
     runner.kv_cache_bytes = num_pages * on_gpu(folder.path(), runner, options)->cache_plan().block_bytes();
-    return std::make_unique<Engine>(on_gpu(folder.path(), runner, options), options, std::vector<int32_t>{1, 5});
+    return on_gpu(folder.path(), runner, options);
   }
 
   /// Alone in a roomy pool against all together under each of `options`: other batch sizes and chunks, prefix hits and,
@@ -64,17 +67,17 @@ class DeviceBatchInvariance : public ::testing::TestWithParam<InvarianceCase> {
     const std::vector<Request> all = requests();
     std::map<uint64_t, Completion> expected;
     {
-      const auto alone = engine({.max_num_seqs = 1, .max_num_batched_tokens = 8192, .prefix_caching = false},
-                                200 * GetParam().repeat_prompt);
-      for (const Request& request : all) expected.merge(complete(*alone, {request}));
+      const EngineOptions roomy =
+          invariant({.max_num_seqs = 1, .max_num_batched_tokens = 8192, .prefix_caching = false});
+      Engine alone(runner_of(roomy, 200 * GetParam().repeat_prompt), roomy, {1, 5});
+      for (const Request& request : all) expected.merge(complete(alone, {request}));
     }
     int64_t preemptions = 0;
     int64_t cached_tokens = 0;
     for (const EngineOptions& each : options) {
-      const auto together = engine(each, GetParam().num_pages);
-      const std::map<uint64_t, Completion> answers = complete(*together, all);
-      for (const Request& request : all) expect_equal(answers.at(request.id), expected.at(request.id), request.id);
-      const EngineStats stats = together->stats();
+      const EngineOptions many = invariant(each);
+      const auto [got, stats] = complete_at_once(runner_of(many, GetParam().num_pages), many, {1, 5}, all);
+      for (const Request& request : all) expect_equal(got.at(request.id), expected.at(request.id), request.id);
       preemptions += stats.preemptions_total;
       cached_tokens += stats.cached_tokens_total;
       EXPECT_EQ(stats.num_free_pages, stats.num_pages);

@@ -52,13 +52,12 @@ std::vector<Case> cases() {
 
 class BatchInvariance : public ::testing::TestWithParam<Case> {
  protected:
-  [[nodiscard]] static std::unique_ptr<Engine> engine(const EngineOptions& options, int64_t num_pages) {
+  [[nodiscard]] static std::unique_ptr<Runner> runner_of(const EngineOptions& options, int64_t num_pages) {
     RunnerOptions runner = GetParam().runner;
     runner.kv_cache_bytes = int64_t{1} << 20;
     const int64_t block_bytes = testing::tiny_runner(GetParam().config, runner, options)->cache_plan().block_bytes();
     runner.kv_cache_bytes = num_pages * block_bytes;
-    return std::make_unique<Engine>(testing::tiny_runner(GetParam().config, runner, options), options,
-                                    std::vector<int32_t>{1, 5});
+    return testing::tiny_runner(GetParam().config, runner, options);
   }
 };
 
@@ -68,16 +67,16 @@ TEST_P(BatchInvariance, AnswersAreThoseOfTheRequestAlone) {
   const std::vector<Request> all = testing::requests_of_all_kinds(GetParam().num_requests, 24, GetParam().images);
   std::map<uint64_t, Completion> expected;
   {
-    const auto alone = engine({.prefix_caching = false, .batch_invariant = true}, 200);
-    for (const Request& request : all) expected.merge(complete(*alone, {request}));
+    const EngineOptions options{.prefix_caching = false, .batch_invariant = true};
+    Engine alone(runner_of(options, 200), options, {1, 5});
+    for (const Request& request : all) expected.merge(complete(alone, {request}));
   }
   for (const EngineOptions& options :
        {EngineOptions{.max_num_batched_tokens = 48, .batch_invariant = true},
         EngineOptions{.max_num_seqs = 7, .prefill_chunk_tokens = 5, .batch_invariant = true}}) {
-    const auto together = engine(options, GetParam().num_pages);
-    const std::map<uint64_t, Completion> answers = complete(*together, all);
+    const auto [answers, stats] =
+        testing::complete_at_once(runner_of(options, GetParam().num_pages), options, {1, 5}, all);
     for (const Request& request : all) expect_equal(answers.at(request.id), expected.at(request.id), request.id);
-    const EngineStats stats = together->stats();
     EXPECT_GT(stats.preemptions_total, 0);
     EXPECT_GT(stats.cached_tokens_total, 0);
     EXPECT_EQ(stats.num_free_pages, GetParam().num_pages);

@@ -3,12 +3,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
+#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "engine/runner.h"
 #include "quaver/engine.h"
 #include "testing/tiny_generator.h"
 
@@ -27,13 +33,10 @@ inline void take_logprobs(const TokenLogprobs& from, std::vector<float>& to) {
   for (const auto& [id, logprob] : from.top) to.push_back(logprob);
 }
 
-/// Completions by id, of requests that run at the same time.
-inline std::map<uint64_t, Completion> complete(Engine& engine, const std::vector<Request>& requests) {
+/// Of requests that have been added.
+inline std::map<uint64_t, Completion> take_completions(Engine& engine, const std::vector<Request>& requests) {
   std::map<uint64_t, Completion> completions;
-  for (const Request& request : requests) {
-    completions[request.id] = {};
-    engine.add(request);
-  }
+  for (const Request& request : requests) completions[request.id] = {};
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
   size_t num_ended = 0;
   while (num_ended < requests.size() && std::chrono::steady_clock::now() < deadline) {
@@ -54,6 +57,64 @@ inline std::map<uint64_t, Completion> complete(Engine& engine, const std::vector
   }
   EXPECT_EQ(num_ended, requests.size());
   return completions;
+}
+
+/// Completions by id, of requests that run at the same time.
+inline std::map<uint64_t, Completion> complete(Engine& engine, const std::vector<Request>& requests) {
+  for (const Request& request : requests) engine.add(request);
+  return take_completions(engine, requests);
+}
+
+/// A runner whose first step tells that it is there and waits for `go`.
+class HeldRunner final : public Runner {
+ public:
+  HeldRunner(std::unique_ptr<Runner> runner, std::promise<void> held, std::future<void> go)
+      : runner_(std::move(runner)), held_(std::move(held)), go_(std::move(go)) {}
+  void launch(const Step& step) override {
+    if (!std::exchange(started_, true)) {
+      held_.set_value();
+      go_.wait();
+    }
+    runner_->launch(step);
+  }
+  [[nodiscard]] StepResult wait() override { return runner_->wait(); }
+  [[nodiscard]] const CachePlan& cache_plan() const noexcept override { return runner_->cache_plan(); }
+  [[nodiscard]] int64_t num_pages() const noexcept override { return runner_->num_pages(); }
+  [[nodiscard]] int64_t vocab_size() const noexcept override { return runner_->vocab_size(); }
+  [[nodiscard]] int64_t max_positions() const noexcept override { return runner_->max_positions(); }
+  [[nodiscard]] bool takes_spans() const noexcept override { return runner_->takes_spans(); }
+  [[nodiscard]] int64_t least_chunk() const noexcept override { return runner_->least_chunk(); }
+
+ private:
+  std::unique_ptr<Runner> runner_;
+  bool started_ = false;
+  std::promise<void> held_;
+  std::future<void> go_;
+};
+
+/// The same on an engine of their own and with the same steps every time: the step of a request of one token is held
+/// until all others wait behind it.
+struct CompletedAtOnce {
+  std::map<uint64_t, Completion> completions;
+  EngineStats stats;
+};
+inline CompletedAtOnce complete_at_once(std::unique_ptr<Runner> runner, const EngineOptions& options,
+                                        std::vector<int32_t> eos_token_ids, std::vector<Request> requests) {
+  std::promise<void> held;
+  std::promise<void> begin;
+  const std::future<void> is_held = held.get_future();
+  Engine engine(std::make_unique<HeldRunner>(std::move(runner), std::move(held), begin.get_future()), options,
+                std::move(eos_token_ids));
+  std::promise<void> go = std::move(begin);  // gone before the engine, which else would wait for ever
+  requests.insert(requests.begin(), {.id = std::numeric_limits<uint64_t>::max(), .prompt = {3}});
+  requests.front().params.max_tokens = 1;
+  engine.add(requests.front());
+  is_held.wait();
+  for (const Request& request : std::span(requests).subspan(1)) engine.add(request);
+  go.set_value();
+  CompletedAtOnce result{.completions = take_completions(engine, requests), .stats = {}};
+  result.stats = engine.stats();
+  return result;
 }
 
 inline void expect_equal(const Completion& got, const Completion& want, uint64_t id) {
