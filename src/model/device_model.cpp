@@ -25,7 +25,7 @@ std::vector<LinearInput> linear_inputs(const DeviceWeights& weights) {
 /// Products in fixed order read and write whole blocks of rows.
 DeviceModelOptions with_whole_blocks(DeviceModelOptions options) {
   if (!options.batch_invariant) return options;
-  const auto whole = [](int64_t rows) { return (rows + kFixedOrderRows - 1) / kFixedOrderRows * kFixedOrderRows; };
+  const auto whole = [](int64_t rows) { return packed_fp8::ceil_divide(rows, kFixedOrderRows) * kFixedOrderRows; };
   options.workspace.max_tokens = whole(options.workspace.max_tokens);
   options.workspace.max_logit_rows = whole(options.workspace.max_logit_rows);
   return options;

@@ -196,7 +196,7 @@ TEST(DeviceLinearFp8, GatedIsTheProductWithItsGate) {
 
 /// Outputs of the first m tokens, F32: in fixed order rows up to the next block of 128 exist too.
 std::vector<float> first_rows(const DeviceLinear& linear, const GemmInput& input, int64_t m) {
-  const DeviceBuffer<float> out((m + kFixedOrderRows - 1) / kFixedOrderRows * kFixedOrderRows * linear.out_features());
+  const DeviceBuffer<float> out(packed_fp8::ceil_divide(m, kFixedOrderRows) * kFixedOrderRows * linear.out_features());
   linear.run(input, m, TensorView(out.data(), DType::kF32, {m, linear.out_features()}, kGpu), nullptr);
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   std::vector<float> values = to_host(out);

@@ -92,12 +92,13 @@ class HeldRunner final : public Runner {
   std::future<void> go_;
 };
 
-/// The same on an engine of their own and with the same steps every time: the step of a request of one token is held
-/// until all others wait behind it.
 struct CompletedAtOnce {
   std::map<uint64_t, Completion> completions;
-  EngineStats stats;
+  EngineStats stats;  ///< at the end
 };
+
+/// complete() on an engine of its own and with the same steps every time: the step of a request of one token is held
+/// until all others wait behind it.
 inline CompletedAtOnce complete_at_once(std::unique_ptr<Runner> runner, const EngineOptions& options,
                                         std::vector<int32_t> eos_token_ids, std::vector<Request> requests) {
   std::promise<void> held;
