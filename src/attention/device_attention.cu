@@ -32,6 +32,7 @@ void check_alignment(const ConstTensorView& view, std::string_view name, int64_t
 /// where the user asked for the prefill kernel by name.
 std::optional<AttentionPlan> companion_plan(AttentionProblem& problem, int max_query_len) {
   if (problem.kernel) return std::nullopt;
+  problem.bidirectional_spans = false;  // DecodeFp8::max_rows()
   problem.max_query_len = tiles::kMaxDecodeRows / (problem.num_q_heads / problem.kv.num_kv_heads);
   if (max_query_len > 0) problem.max_query_len = std::min(problem.max_query_len, max_query_len);
   problem.kernel = AttentionKernel::kDecodeFp8;
@@ -52,7 +53,7 @@ DeviceAttention::DeviceAttention(const AttentionProblem& problem, const Attentio
       AttentionProblem few_rows = problem;
       const auto companion = companion_plan(few_rows, limits.max_decode_query_len);
       if (companion) decode_.emplace(few_rows, *companion, device, decode_limits);
-      prefill_.emplace(problem, plan, device, limits.max_sequences, decode_ ? decode_->max_rows() + 1 : 1);
+      prefill_.emplace(problem, plan, device, limits.max_sequences, limits.max_tokens);
       return;
     }
     case AttentionKernel::kGeneral: general::prepare(problem, device); return;
@@ -65,8 +66,9 @@ void DeviceAttention::schedule(const AttentionArgs& args, cudaStream_t stream) {
   check_dense(args.seq_lens, "seq_lens");
   check_dense(args.query_start, "query_start");
   check_dense(args.block_table, "block_table");
-  if (decode_) decode_->schedule(args.seq_lens, args.query_start, args.block_table, stream);
-  if (prefill_) prefill_->schedule(args.seq_lens, args.query_start, stream);
+  check_dense(args.span_ids, "span_ids");
+  if (decode_) decode_->schedule(args, stream);
+  if (prefill_) prefill_->schedule(args, decode_ ? decode_->max_rows(args) + 1 : 1, stream);
 }
 
 void DeviceAttention::run(const AttentionArgs& args, cudaStream_t stream, InFront in_front) {

@@ -18,6 +18,8 @@ struct DeviceAttentionLimits {
   int64_t max_kv_tokens = 0;  ///< as decode_fp8::Limits has it
   /// Beside a prefill kernel: most query tokens of a sequence that is the decode kernel's; 0: as many as fit.
   int max_decode_query_len = 0;
+  int64_t max_tokens = 0;  ///< problems with spans: most query tokens of a call
+  friend bool operator==(const DeviceAttentionLimits&, const DeviceAttentionLimits&) = default;
 };
 
 /// What may still be written when attention begins.
@@ -33,11 +35,11 @@ class DeviceAttention {
   DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                   const DeviceAttentionLimits& limits);
 
-  /// Makes the work list from `args.seq_lens`, `args.query_start` and `args.block_table` in device memory. (The general
-  /// kernel has none.)
+  /// Makes the work list from `args.seq_lens`, `args.query_start`, `args.block_table` and `args.span_ids` (not given: no
+  /// spans) in device memory. (The general kernel has none.)
   void schedule(const AttentionArgs& args, cudaStream_t stream);
 
-  /// One layer, with the lengths and the block table of the last schedule(). Checks what the host can see (shapes,
+  /// One layer, with the lengths, block table and spans of the last schedule(). Checks what the host can see (shapes,
   /// dtypes, strides, alignment) and throws Error(kInvalidArgument) before anything is launched. What only the device
   /// can see is trusted: lengths that fit the block table, page ids inside the pool, at most plan.max_rows query rows,
   /// and `in_front`. After append_kv() of the same tokens InFront::kNewKeys is right: it begins when all else is there.

@@ -25,6 +25,18 @@ __device__ __forceinline__ void load_words(const T* from, T& to) {
   }
 }
 
+/// The sequence that owns query row `token`: the last b with query_start[b] <= token, or -1.
+[[nodiscard]] inline __device__ int find_sequence(const int32_t* query_start, int num_sequences, int64_t token) {
+  int low = 0;  // query_start[low] <= token < query_start[high], if any is
+  int high = num_sequences;
+  if (num_sequences == 0 || token < query_start[0] || token >= query_start[num_sequences]) return -1;
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (query_start[middle] <= token ? low : high) = middle;
+  }
+  return low;
+}
+
 /// Position in a ring of barriers; `parity` is the phase to wait for.
 template <int kSlots>
 struct RingPosition {

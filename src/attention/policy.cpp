@@ -52,9 +52,15 @@ bool is_cpu_kernel(AttentionKernel kernel) {
   return kernel == AttentionKernel::kCpu || kernel == AttentionKernel::kCpuEmulated;
 }
 
+/// Spans of several tokens: the decode kernel masks by position alone.
+bool has_spans(const AttentionProblem& problem) {
+  return problem.bidirectional_spans && problem.max_query_len > 1;
+}
+
 // Batch-invariant mode has one arithmetic for all rows: max_query_len would be that of the longest batch-mate.
 tiles::KernelFamily emulated_family(const AttentionProblem& problem) {
-  const bool decode = problem.batch_invariant || rows_per_kv_head(problem) <= tiles::kMaxDecodeRows;
+  const bool few = rows_per_kv_head(problem) <= tiles::kMaxDecodeRows && !has_spans(problem);
+  const bool decode = problem.batch_invariant || few;
   return decode ? tiles::KernelFamily::kDecode : tiles::KernelFamily::kPrefill;
 }
 
@@ -83,13 +89,12 @@ Objection decode_objection(const AttentionProblem& problem) {
   if (const int64_t rows = rows_per_kv_head(problem); rows > tiles::kMaxDecodeRows) {
     return concat("query rows a kv head (group * max_query_len) ", rows, ": expected at most ", tiles::kMaxDecodeRows);
   }
-  if (problem.bidirectional_spans && problem.max_query_len > 1) return "bidirectional spans: expected none";
+  if (has_spans(problem)) return "bidirectional spans: expected none";
   return std::nullopt;
 }
 
 Objection prefill_objection(const AttentionProblem& problem) {
   if (auto objection = fp8_objection(problem)) return objection;
-  if (problem.bidirectional_spans) return "bidirectional spans: expected none";
   return std::nullopt;
 }
 

@@ -70,35 +70,38 @@ struct KeyRange {
   friend constexpr bool operator==(const KeyRange&, const KeyRange&) = default;
 };
 
-/// Keys that some token of [token_first, token_last) sees, and the keys that all of them see.
-/// Causal: position p sees max(0, p - W + 1) … p. Not causal: the window is symmetric, p - W + 1 … p + W - 1.
 struct VisibleKeys {
   KeyRange any;
   KeyRange all;
 };
 
+/// Of query tokens at positions low … high: keys from the window of each on, up to last_of_low … last_of_high, which
+/// never fall.
+[[nodiscard]] QUAVER_HD constexpr VisibleKeys clamped(Mask mask, int64_t kv_len, int64_t low, int64_t high,
+                                                      int64_t last_of_low, int64_t last_of_high) {
+  const auto first_key = [&](int64_t position) {
+    const int64_t key = mask.window > 0 ? position - mask.window + 1 : 0;
+    return key > 0 ? key : 0;
+  };
+  const auto last_key = [&](int64_t key) { return key < 0 ? 0 : (key < kv_len ? key : kv_len); };
+  VisibleKeys keys{.any = {first_key(low), last_key(last_of_high)}, .all = {first_key(high), last_key(last_of_low)}};
+  if (keys.any.empty()) keys.any = {};
+  if (keys.all.empty()) keys.all = {};
+  return keys;
+}
+
+/// Keys that some token of [token_first, token_last) sees, and the keys that all of them see.
+/// Causal: position p sees max(0, p - W + 1) … p. Not causal: the window is symmetric, p - W + 1 … p + W - 1.
 [[nodiscard]] QUAVER_HD constexpr VisibleKeys visible_keys(Mask mask, int64_t kv_len, int64_t q_len,
                                                            int64_t token_first, int64_t token_last) {
   if (token_first >= token_last || kv_len <= 0) return {};
   const int64_t low = kv_len - q_len + token_first;  // lowest and highest position of the block
   const int64_t high = kv_len - q_len + token_last - 1;
-  const auto first_key = [&](int64_t position) {
-    const int64_t key = mask.window > 0 ? position - mask.window + 1 : 0;
-    return key > 0 ? key : 0;
-  };
   const auto last_key = [&](int64_t position) {
-    int64_t key = kv_len;
-    if (mask.causal) {
-      key = position + 1;
-    } else if (mask.window > 0) {
-      key = position + mask.window;
-    }
-    return key < 0 ? 0 : (key < kv_len ? key : kv_len);
+    if (mask.causal) return position + 1;
+    return mask.window > 0 ? position + mask.window : kv_len;
   };
-  VisibleKeys keys{.any = {first_key(low), last_key(high)}, .all = {first_key(high), last_key(low)}};
-  if (keys.any.empty()) keys.any = {};
-  if (keys.all.empty()) keys.all = {};
-  return keys;
+  return clamped(mask, kv_len, low, high, last_key(low), last_key(high));
 }
 
 /// Keys that one token sees.
@@ -112,15 +115,21 @@ struct VisibleKeys {
   return id >= 0 && next == id;
 }
 
+/// visible_keys() of a block under a causal mask with spans. `first_end`, `last_end`: one past the last token of the span
+/// that the block's first and last token are in (of text: one past the token).
+[[nodiscard]] QUAVER_HD constexpr VisibleKeys visible_keys_in_spans(Mask mask, int64_t kv_len, int64_t q_len,
+                                                                    int64_t token_first, int64_t token_last,
+                                                                    int64_t first_end, int64_t last_end) {
+  if (token_first >= token_last || kv_len <= 0) return {};
+  const int64_t begin = kv_len - q_len;
+  return clamped(mask, kv_len, begin + token_first, begin + token_last - 1, begin + first_end, begin + last_end);
+}
+
 /// Keys that one token sees under a causal mask whose last query token of the same image span is span_end - 1
 /// (token + 1 for text): later tokens of the span too, so still one range. The window bounds the past only.
 [[nodiscard]] QUAVER_HD constexpr KeyRange visible_keys_in_span(Mask mask, int64_t kv_len, int64_t q_len, int64_t token,
                                                                 int64_t span_end) {
-  const int64_t first = visible_keys(mask, kv_len, q_len, token).first;
-  const int64_t last = kv_len - q_len + span_end;
-  if (last <= 0) return {};
-  // A token left of the first key sees none of its own past; its window begins at key 0.
-  return {.first = first, .last = last < kv_len ? last : kv_len};
+  return visible_keys_in_spans(mask, kv_len, q_len, token, token + 1, span_end, span_end).any;
 }
 
 // ---- tiles ---------------------------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ StepShape DeviceRunner::largest_shape() const {
   StepShape shape{.num_tokens = limits_.max_tokens,
                   .num_sequences = limits_.max_num_seqs,
                   .num_logit_rows = limits_.max_tokens,
+                  .spans = takes_spans(),
                   .table_columns = {}};
   for (const CacheGroup& group : cache_.plan().groups) {
     shape.table_columns.push_back(table_width(group, limits_.max_model_len));
@@ -215,6 +216,7 @@ DeviceRunner::DeviceStep DeviceRunner::upload(const Step& step, int64_t padded_s
                               .query_start = at<int32_t>(block, layout.query_start),
                               .seq_lens = at<int32_t>(block, layout.seq_lens),
                               .logit_rows = at<int32_t>(block, layout.logit_rows),
+                              .span_ids = shape.spans ? at<int32_t>(block, layout.span_ids) : nullptr,
                               .groups = {}},
                     .token_ids = at<int32_t>(block, layout.token_ids),
                     .feedback_slots = at<int32_t>(block, layout.feedback_slots),

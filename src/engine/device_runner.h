@@ -57,6 +57,9 @@ class DeviceRunner final : public Runner {
   [[nodiscard]] StepResult wait() override;
 
   /// In batch-invariant mode one token alone is a generated one's row.
+  /// In batch-invariant mode not: a chunk that ends in front of an image may have a single token, which would get
+  /// another kernel than in a longer chunk.
+  [[nodiscard]] bool takes_spans() const noexcept override { return !limits_.batch_invariant; }
   [[nodiscard]] int64_t least_chunk() const noexcept override { return limits_.batch_invariant ? 2 : 1; }
 
   /// launch() without a graph, with `observer` told before each part's first kernel: for profiles.

@@ -181,7 +181,7 @@ void Engine::Impl::check_fits(const Request& request) const {
   }
   check_request_params(request.params, runner_->vocab_size());
   check(request.spans.empty() || runner_->takes_spans(), "spans ", request.spans.size(),
-        ": expected none, images are not computed on this device yet");
+        ": expected none (images are not computed on a GPU in batch-invariant mode)");
   check_request_spans(request.spans, prompt, max_chunk(options_));
   const int64_t max_tokens = request.params.max_tokens;
   check(prompt <= options_.max_model_len && max_tokens <= options_.max_model_len - prompt, "prompt of ", prompt,

@@ -121,6 +121,7 @@ StepLayout step_layout(const StepShape& shape) {
   for (StepLayout::Group& group : layout.groups) {
     group.table = ints(shape.num_sequences * shape.table_columns[index++]);
   }
+  if (shape.spans) layout.span_ids = ints(shape.num_tokens);
   layout.bytes = memory.end();
   return layout;
 }
@@ -145,10 +146,12 @@ StepShape step_shape(const Step& step, const CachePlan& plan, int64_t padded_seq
                   .num_sequences = batch.num_sequences(),
                   .num_logit_rows = std::ssize(batch.logit_rows),
                   .last_tokens_only = wants_last_tokens_only(batch),
+                  .spans = !batch.span_ids.empty(),
                   .table_columns = {}};
   if (padded_sequences > 0) {
     check_step(is_decode_step(step) && batch.num_sequences() <= padded_sequences, "more rows than its graph");
     shape.num_tokens = shape.num_sequences = shape.num_logit_rows = padded_sequences;
+    shape.spans = false;  // one token each: none sees another
   }
   for (const CacheGroup& group : plan.groups) {
     int64_t most = 0;
@@ -195,6 +198,11 @@ void write_step(const Step& step, const CachePlan& plan, const StepShape& shape,
   for (const Step::PromptLogprob& wanted : step.prompt_logprobs) {
     place(target_slots, wanted.logit_row, wanted.slot, "prompt_logprobs");
     place(targets, wanted.logit_row, wanted.target, "prompt_logprobs");
+  }
+
+  if (shape.spans) {
+    check_step(std::cmp_equal(batch.span_ids.size(), tokens), "span ids of some tokens");
+    block.fill<int32_t>(layout.span_ids, tokens, batch.span_ids, -1);
   }
 
   for (size_t g = 0; g < layout.groups.size(); ++g) {

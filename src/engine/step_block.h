@@ -19,6 +19,7 @@ struct StepShape {
   int64_t num_sequences = 0;           ///< B
   int64_t num_logit_rows = 0;          ///< L
   bool last_tokens_only = false;       ///< wants_last_tokens_only(): DeviceBatch's
+  bool spans = false;                  ///< with span_ids
   std::vector<int64_t> table_columns;  ///< by cache group: most page ids that a sequence of the step needs
 };
 
@@ -39,7 +40,8 @@ struct StepLayout {
     int64_t table = 0;          ///< [B, table_columns] i32
   };
   std::vector<Group> groups;
-  int64_t bytes = 0;  ///< of the whole block
+  int64_t span_ids = 0;  ///< [T] i32; only with spans
+  int64_t bytes = 0;     ///< of the whole block
 };
 
 [[nodiscard]] StepLayout step_layout(const StepShape& shape);

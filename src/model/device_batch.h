@@ -24,6 +24,7 @@ struct DeviceBatch {
   const int32_t* query_start = nullptr;  ///< [B+1]
   const int32_t* seq_lens = nullptr;     ///< [B]
   const int32_t* logit_rows = nullptr;   ///< [L]: tokens, or sequences
+  const int32_t* span_ids = nullptr;     ///< [T]: Batch::span_ids; null: text only
 
   /// One per cache group.
   struct Group {

@@ -58,12 +58,16 @@ DeviceModel::DeviceModel(ModelConfig config, DeviceWeights weights, const CacheP
   const int64_t least = options.batch_invariant ? tiles::kMaxDecodeRows + 1 : 1;
   const int64_t longest = std::max(options.max_query_len, least);
   for (const CacheGroup& group : plan.groups) {
-    attention_.push_back({.decode = make_attention(group, 1, device), .mixed = make_attention(group, longest, device)});
+    // Layers of a group are of one kind.
+    const bool spans = config_.layers[static_cast<size_t>(group.layers.front())].bidirectional_spans;
+    attention_.push_back({.decode = make_attention(group, 1, false, device),
+                          .mixed = make_attention(group, longest, spans, device),
+                          .spans = spans});
   }
   allocate();
 }
 
-DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max_query_len,
+DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max_query_len, bool spans,
                                             const DeviceInfo& device) const {
   const AttentionProblem problem{.arch = device.arch,
                                  .num_q_heads = config_.num_q_heads,
@@ -71,10 +75,12 @@ DeviceAttention DeviceModel::make_attention(const CacheGroup& group, int64_t max
                                  .max_query_len = static_cast<int>(max_query_len),
                                  .window = group.window,
                                  .softcap = static_cast<float>(config_.attention_softcap),
+                                 .bidirectional_spans = spans,
                                  .batch_invariant = options_.batch_invariant,
                                  .precision = options_.attention_precision,
                                  .kernel = options_.attention_kernel};
-  DeviceAttentionLimits limits{.max_sequences = options_.workspace.max_sequences};
+  DeviceAttentionLimits limits{.max_sequences = options_.workspace.max_sequences,
+                               .max_tokens = options_.workspace.max_tokens};
   if (options_.batch_invariant) {
     // A window of fewer keys than a split may begin in one and end in the next.
     const int64_t visible =
@@ -148,11 +154,15 @@ TensorView DeviceModel::rows(Bf16* data, int64_t num_rows, int64_t width) const 
   return {data, DType::kBF16, {num_rows, width}, where_};
 }
 
-DeviceAttention& DeviceModel::attention(const Pass& pass, size_t group) {
-  return pass.batch.one_token_each || pass.narrowed ? attention_[group].decode : attention_[group].mixed;
+bool DeviceModel::one_token_each(const Pass& pass) {
+  return pass.batch.one_token_each || pass.narrowed;
 }
 
-/// The lengths and the table of a group; the tensors of a layer come on top.
+DeviceAttention& DeviceModel::attention(const Pass& pass, size_t group) {
+  return one_token_each(pass) ? attention_[group].decode : attention_[group].mixed;
+}
+
+/// The lengths, the table and the spans of a group; the tensors of a layer come on top.
 AttentionArgs DeviceModel::attention_args(const Pass& pass, size_t group) const {
   const DeviceBatch& batch = pass.batch;
   const DeviceBatch::Group& tables = batch.groups[group];
@@ -161,6 +171,9 @@ AttentionArgs DeviceModel::attention_args(const Pass& pass, size_t group) const 
   args.seq_lens = {batch.seq_lens, DType::kI32, {batch.num_sequences}, where_};
   args.query_start = {
       pass.narrowed ? counting_.data() : batch.query_start, DType::kI32, {batch.num_sequences + 1}, where_};
+  if (batch.span_ids != nullptr && attention_[group].spans && !one_token_each(pass)) {
+    args.span_ids = {batch.span_ids, DType::kI32, {batch.num_tokens}, where_};
+  }
   args.softmax_scale = static_cast<float>(config_.attention_scale);
   return args;
 }

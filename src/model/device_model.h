@@ -61,6 +61,7 @@ class DeviceModel {
   struct GroupAttention {
     DeviceAttention decode;
     DeviceAttention mixed;
+    bool spans = false;  ///< its layers widen their masks by image spans
   };
   struct Rope {
     DeviceBuffer<float> frequencies;
@@ -94,7 +95,7 @@ class DeviceModel {
     }
   };
 
-  [[nodiscard]] DeviceAttention make_attention(const CacheGroup& group, int64_t max_query_len,
+  [[nodiscard]] DeviceAttention make_attention(const CacheGroup& group, int64_t max_query_len, bool spans,
                                                const DeviceInfo& device) const;
   void allocate();
   /// A BF16 cache stores the values themselves; only FP8 codes have scales.
@@ -102,6 +103,8 @@ class DeviceModel {
   [[nodiscard]] GemmInput input_of(const DeviceLinear& linear) const;
   [[nodiscard]] TensorView rows(Bf16* data, int64_t num_rows, int64_t width) const;
   [[nodiscard]] AttentionArgs attention_args(const Pass& pass, size_t group) const;
+  /// A token attends to what lies in front of it: no span has several.
+  [[nodiscard]] static bool one_token_each(const Pass& pass);
   [[nodiscard]] DeviceAttention& attention(const Pass& pass, size_t group);
 
   void prepare(const Pass& pass);

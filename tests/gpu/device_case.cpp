@@ -76,7 +76,8 @@ const void* DeviceCase::keep(const ConstTensorView& host) {
 DeviceCase::DeviceCase(const Case& host) : problem(host.problem), args(host.args) {
   problem.arch = 90;
   limits_ = {.max_sequences = static_cast<int64_t>(host.seq_lens.size()),
-             .max_kv_tokens = std::accumulate(host.seq_lens.begin(), host.seq_lens.end(), int64_t{0})};
+             .max_kv_tokens = std::accumulate(host.seq_lens.begin(), host.seq_lens.end(), int64_t{0}),
+             .max_tokens = args.q.dim(0)};
   for (ConstTensorView* view :
        {&args.q, &args.pages, &args.block_table, &args.seq_lens, &args.query_start, &args.k_scale, &args.v_scale,
         &args.q_descale, &args.k_descale, &args.v_descale, &args.sinks, &args.span_ids}) {

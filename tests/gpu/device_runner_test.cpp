@@ -89,6 +89,36 @@ INSTANTIATE_TEST_SUITE_P(All, DeviceRunnerModels,
                            return param.param.name + (param.param.dtype == KvDtype::kE4M3 ? "_fp8" : "_bf16");
                          });
 
+// Images: two spans, the second one to a chunk's end; the log-probabilities are the CPU's, and not those of text.
+TEST(DeviceRunner, SpansSeeEachOtherAsOnTheCpu) {
+  struct Model {
+    const char* name;
+    KvDtype dtype;
+    double mean, most;  // as of text
+  };
+  const std::vector<int32_t> prompt = tokens_of(37, 1);
+  const std::vector<TokenSpan> images{{2, 11}, {12, 24}};
+  for (const Model& model : {Model{"gemma3_tiny", KvDtype::kBF16, 0.1, 0.5},
+                             Model{"gemma3_tiny", KvDtype::kE4M3, 0.35, 1.2},
+                             Model{"gemma4_tiny", KvDtype::kE4M3, 0.35, 1.2}}) {
+    SCOPED_TRACE(std::string(model.name) + " " + std::string(kv_dtype_name(model.dtype)));
+    const RunnerOptions options = runner_options(model.dtype);
+    const auto logprobs = [&](std::unique_ptr<Runner> runner, size_t chunk, const std::vector<TokenSpan>& spans) {
+      StepDriver driver(std::move(runner));
+      Sequence sequence{.slot = 1, .spans = spans};
+      return driver.prompt_logprobs(sequence, prompt, chunk, 3);
+    };
+    const auto expected = logprobs(on_cpu(golden(model.name), options), prompt.size(), images);
+    for (const size_t chunk : {size_t{37}, size_t{24}}) {
+      const Distance found = distance(logprobs(on_gpu(golden(model.name), options), chunk, images), expected);
+      EXPECT_LT(found.mean, model.mean) << "chunk " << chunk;
+      EXPECT_LT(found.most, model.most) << "chunk " << chunk;
+    }
+    const Distance text = distance(logprobs(on_gpu(golden(model.name), options), prompt.size(), {}), expected);
+    EXPECT_GT(text.most, 2 * model.most);
+  }
+}
+
 // Requests of a decode batch, prefilled together, then stepped with two steps in flight: tokens come by feedback.
 struct Decoded {
   std::vector<std::vector<int32_t>> tokens;  // by step and request
@@ -324,6 +354,10 @@ TEST(DeviceRunner, RefusesWhatItCannotHonour) {
   options.kv_cache_bytes = 100;
   refused(options, kEngine, ErrorKind::kInvalidArgument, {"kv_cache_memory_bytes 100"});
   StepDriver driver(on_gpu(golden("gemma3_tiny"), runner_options()));
+  EXPECT_TRUE(driver.runner().takes_spans());
+  EngineOptions fixed = kEngine;
+  fixed.batch_invariant = true;
+  EXPECT_FALSE(on_gpu(golden("gemma3_tiny"), runner_options(), fixed)->takes_spans());
   testing::expect_error([&] { (void)driver.runner().wait(); }, ErrorKind::kInternal, {"steps in flight 0"});
 }
 

@@ -3,9 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/e4m3.h"
-#include "device_case.h"
-#include "shape.h"
-#include "testing/metric.h"
+#include "prefill_shape.h"
 #include "testing/random.h"
 
 namespace quaver::testing {
@@ -38,23 +36,6 @@ std::vector<Shape> shapes() {
   };
 }
 
-// In `single` Q is what E4M3 holds exactly: the error is that of P alone and the LSE has that of the accumulator.
-Case make_case(const Shape& shape, PrefillMode mode, uint64_t seed) {
-  Random random(seed);
-  CaseSpec spec = spec_of(shape, {.head_dim_k = mode.head_dim, .head_dim_v = mode.head_dim}, seed);
-  spec.query = [&](int, int64_t, int, int) {
-    const float x = random.normal();
-    return mode.precision == Precision::kSingle ? e4m3_decode(e4m3_quantize(x, 1.0F)) : x;
-  };
-  return Case(spec);
-}
-
-// `single`: rows of few keys have no other keys to average the rounding of P with.
-Tolerance limit(Precision precision, DType out) {
-  if (precision == Precision::kSplit) return tolerance(precision, out);
-  return {.relative_l2 = 4e-2, .worst_row = 7e-2, .gain = 4e-2, .lse = 5e-3};
-}
-
 class PrefillShapes : public ::testing::TestWithParam<PrefillMode> {};
 
 TEST_P(PrefillShapes, MatchFloat64AndRepeatBitwise) {
@@ -62,14 +43,14 @@ TEST_P(PrefillShapes, MatchFloat64AndRepeatBitwise) {
   uint64_t seed = 7;
   for (const Shape& shape : shapes()) {
     SCOPED_TRACE(shape.name);
-    const Case host = make_case(shape, mode, ++seed);
+    const Case host = prefill_case(shape, mode, ++seed);
     DeviceCase device(host);
     const OracleOutput expected = host.expected();
     DeviceAttention attention(device.problem, prefill_plan(device.problem, mode.precision), query_device(0),
                               device.limits());
     const Outputs first = device.run(attention);
-    EXPECT_TRUE(close_to<float>(first.values(), expected.out, mode.head_dim, limit(mode.precision, shape.out)));
-    EXPECT_TRUE(lse_close_to<float>(first.lse, expected.lse, limit(mode.precision, shape.out)));
+    EXPECT_TRUE(close_to<float>(first.values(), expected.out, mode.head_dim, prefill_limit(mode.precision, shape.out)));
+    EXPECT_TRUE(lse_close_to<float>(first.lse, expected.lse, prefill_limit(mode.precision, shape.out)));
     EXPECT_TRUE(first == device.run(attention)) << "second run differs";
   }
 }

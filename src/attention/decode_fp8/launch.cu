@@ -83,20 +83,21 @@ DecodeFp8::DecodeFp8(const AttentionProblem& problem, const AttentionPlan& plan,
   arrived_ = DeviceBuffer<int>(slots);
 }
 
-void DecodeFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView& query_start,
-                         const ConstTensorView& block_table, cudaStream_t stream) {
-  work_->schedule({.lengths = {.seq_lens = pointer<int32_t>(seq_lens),
-                               .query_start = pointer<int32_t>(query_start),
-                               .num_sequences = static_cast<int>(seq_lens.dim(0))},
-                   .block_table = pointer<int32_t>(block_table),
-                   .block_table_stride = block_table.strides[0]},
-                  stream);
+void DecodeFp8::schedule(const AttentionArgs& args, cudaStream_t stream) {
+  work_->schedule({.lengths = {.seq_lens = pointer<int32_t>(args.seq_lens),
+                               .query_start = pointer<int32_t>(args.query_start),
+                               .num_sequences = static_cast<int>(args.seq_lens.dim(0))},
+                   .block_table = pointer<int32_t>(args.block_table),
+                   .block_table_stride = args.block_table.strides[0]},
+                  max_rows(args), stream);
 }
 
 void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream, InFront in_front) {
   constexpr auto kLog2E = std::numbers::log2e_v<float>;
   const int head_dim = problem_.kv.head_dim_k;
-  const Output output = output_rows(args, work_->shape().group);
+  schedule::ScheduleShape shape = work_->shape();
+  shape.max_rows = max_rows(args);
+  const Output output = output_rows(args, shape.group);
   const Partials partials{.out = partial_out_.data(),
                           .max_sum = partial_max_sum_.data(),
                           .arrived = arrived_.data(),
@@ -120,7 +121,7 @@ void DecodeFp8::run(const AttentionArgs& args, cudaStream_t stream, InFront in_f
                               .low_part_mask = plan_.precision == Precision::kSingle ? 0U : ~0U,
                               .combine_in_kernel = combine_in_kernel_,
                               .loads_early = in_front == InFront::kNewKeys,
-                              .shape = work_->shape(),
+                              .shape = shape,
                               .work = work_->view(),
                               .partials = partials,
                               .output = output};

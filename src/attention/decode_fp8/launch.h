@@ -33,9 +33,8 @@ class DecodeFp8 {
   /// Throws Error(kUnsupported) for a device that the kernel does not run on, Error(kOutOfMemory).
   DecodeFp8(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device, const Limits& limits);
 
-  /// Makes the work list from lengths in device memory: once a step. No synchronisation; graph-safe.
-  void schedule(const ConstTensorView& seq_lens, const ConstTensorView& query_start, const ConstTensorView& block_table,
-                cudaStream_t stream);
+  /// Makes the work list from lengths and block table in device memory: once a step. No synchronisation; graph-safe.
+  void schedule(const AttentionArgs& args, cudaStream_t stream);
 
   /// One layer. The lengths and the block table are those of the last schedule(). The caller has checked `args` against
   /// the problem; what only the device can see is trusted: lengths that fit the block table, at most 32 query rows a kv
@@ -43,8 +42,11 @@ class DecodeFp8 {
   void run(const AttentionArgs& args, cudaStream_t stream, InFront in_front = InFront::kAnything);
 
   [[nodiscard]] int grid() const noexcept { return grid_; }
-  /// Query rows a kv head; sequences with more are not worked on.
-  [[nodiscard]] int max_rows() const noexcept { return max_rows_; }
+  /// Query rows a kv head; sequences with more are not worked on. A span has several tokens and needs a kernel that
+  /// knows spans, so that of a step with spans single tokens are left.
+  [[nodiscard]] int max_rows(const AttentionArgs& args) const noexcept {
+    return args.span_ids.given() ? work_->shape().group : max_rows_;
+  }
 
  private:
   AttentionProblem problem_;

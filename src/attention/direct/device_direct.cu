@@ -129,15 +129,17 @@ class CudaBackend final : public DirectAttention::Backend {
     problem.max_query_len = few_rows ? tiles::kMaxDecodeRows / group
                                      : static_cast<int>(std::min(rounded_up(problem.max_query_len), int64_t{1} << 30));
     DeviceAttentionLimits limits{.max_sequences = rounded_up(shape.num_sequences),
-                                 .max_kv_tokens = problem.batch_invariant ? rounded_up(shape.num_keys) : 0};
+                                 .max_kv_tokens = problem.batch_invariant ? rounded_up(shape.num_keys) : 0,
+                                 .max_tokens = problem.bidirectional_spans ? rounded_up(shape.num_queries) : 0};
     for (auto each = plans_.begin(); each != plans_.end(); ++each) {
       if (each->problem != problem) continue;
       plans_.splice(plans_.begin(), plans_, each);
-      if (limits.max_sequences <= each->limits.max_sequences && limits.max_kv_tokens <= each->limits.max_kv_tokens) {
-        return each->attention;
-      }
-      limits.max_sequences = std::max(limits.max_sequences, each->limits.max_sequences);
-      limits.max_kv_tokens = std::max(limits.max_kv_tokens, each->limits.max_kv_tokens);
+      DeviceAttentionLimits both = each->limits;
+      both.max_sequences = std::max(both.max_sequences, limits.max_sequences);
+      both.max_kv_tokens = std::max(both.max_kv_tokens, limits.max_kv_tokens);
+      both.max_tokens = std::max(both.max_tokens, limits.max_tokens);
+      if (both == each->limits) return each->attention;
+      limits = both;
       plans_.pop_front();
       break;
     }

@@ -5,6 +5,7 @@
 
 #include "attention/general/load.cuh"
 #include "attention/general/params.h"
+#include "attention/kernel_parts.cuh"
 
 namespace quaver::general {
 
@@ -26,18 +27,6 @@ struct Row {
   int64_t kv_len = 0;
   tiles::KeyRange keys{};  ///< that it sees
 };
-
-/// The sequence that owns query row `token`: the last b with query_start[b] <= token, or -1.
-__device__ inline int find_sequence(const int32_t* query_start, int num_sequences, int64_t token) {
-  int low = 0;  // query_start[low] <= token < query_start[high], if any is
-  int high = num_sequences;
-  if (num_sequences == 0 || token < query_start[0] || token >= query_start[num_sequences]) return -1;
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    (query_start[middle] <= token ? low : high) = middle;
-  }
-  return low;
-}
 
 /// One past the last token of the image span of row `token` of q, found by a warp: 32 tokens a look.
 __device__ inline int64_t span_end(const int32_t* span_ids, int64_t token, int64_t sequence_end) {

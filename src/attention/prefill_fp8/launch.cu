@@ -7,6 +7,7 @@
 #include "attention/device_views.h"
 #include "attention/prefill_fp8/instance.h"
 #include "attention/prefill_fp8/traits.h"
+#include "attention/schedule/span_ends.h"
 #include "core/with_value.h"
 
 namespace quaver::prefill_fp8 {
@@ -31,7 +32,7 @@ void with_instance(int head_dim, Precision precision, Action action) {
 }  // namespace
 
 PrefillFp8::PrefillFp8(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
-                       int64_t max_sequences, int min_rows)
+                       int64_t max_sequences, int64_t max_tokens)
     : problem_(problem), plan_(plan) {
   check_as(ErrorKind::kUnsupported, device.arch == 90, "compute capability ", device.arch, " of ", device.name,
            ": expected 90 (the kernel uses WGMMA)");
@@ -54,8 +55,7 @@ PrefillFp8::PrefillFp8(const AttentionProblem& problem, const AttentionPlan& pla
       schedule::BlockShape{.group = problem.num_q_heads / problem.kv.num_kv_heads,
                            .block_rows = block_rows_,
                            .kv_tile = plan.kv_tile,
-                           .mask = {.causal = problem.causal, .window = problem.window},
-                           .min_rows = min_rows},
+                           .mask = {.causal = problem.causal, .window = problem.window}},
       schedule::BlockListLimits{.max_sequences = max_sequences,
                                 .max_query_len = problem.max_query_len,
                                 .num_kv_heads = problem.kv.num_kv_heads,
@@ -63,13 +63,25 @@ PrefillFp8::PrefillFp8(const AttentionProblem& problem, const AttentionPlan& pla
   const int64_t rows = schedule::max_part_slots(cut_grid) * block_rows_;
   partial_out_ = DeviceBuffer<float>(rows * head_dim);
   partial_max_sum_ = DeviceBuffer<float2>(rows);
+  if (problem.bidirectional_spans) span_ends_ = DeviceBuffer<int32_t>(max_tokens);
 }
 
-void PrefillFp8::schedule(const ConstTensorView& seq_lens, const ConstTensorView& query_start, cudaStream_t stream) {
-  work_->schedule({.seq_lens = pointer<int32_t>(seq_lens),
-                   .query_start = pointer<int32_t>(query_start),
-                   .num_sequences = static_cast<int>(seq_lens.dim(0))},
-                  stream);
+void PrefillFp8::schedule(const AttentionArgs& args, int min_rows, cudaStream_t stream) {
+  const schedule::SequenceLengths lengths{.seq_lens = pointer<int32_t>(args.seq_lens),
+                                          .query_start = pointer<int32_t>(args.query_start),
+                                          .num_sequences = static_cast<int>(args.seq_lens.dim(0))};
+  const int32_t* ends = nullptr;
+  if (args.span_ids.given()) {
+    check(args.span_ids.dim(0) <= span_ends_.size(), "span_ids of ", args.span_ids.dim(0), " tokens: expected at most ",
+          span_ends_.size());
+    ends = span_ends_.data();
+    schedule::find_span_ends({.span_ids = pointer<int32_t>(args.span_ids),
+                              .num_tokens = static_cast<int>(args.span_ids.dim(0)),
+                              .lengths = lengths,
+                              .ends = span_ends_.data()},
+                             stream);
+  }
+  work_->schedule(lengths, min_rows, ends, stream);
 }
 
 void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
@@ -93,6 +105,7 @@ void PrefillFp8::run(const AttentionArgs& args, cudaStream_t stream) {
                               .softcap_log2 = problem_.softcap * kLog2E,
                               .softcap_inward = problem_.softcap > 0.0F ? 2.0F / problem_.softcap : 0.0F,
                               .mask = shape.mask,
+                              .span_ends = args.span_ids.given() ? span_ends_.data() : nullptr,
                               .group = shape.group,
                               .work = work_->view(),
                               .output = output,

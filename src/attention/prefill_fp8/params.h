@@ -32,7 +32,8 @@ struct Parameters {
   float softcap_log2 = 0.0F;    ///< softcap * log2(e); 0: none
   float softcap_inward = 0.0F;  ///< 2 * log2(e) / softcap_log2: from logits to the exponent inside tanh
   tiles::Mask mask{};
-  int group = 1;  ///< query heads of one kv head
+  const int32_t* span_ends = nullptr;  ///< [T] (schedule/span_ends.h), or null
+  int group = 1;                       ///< query heads of one kv head
   schedule::BlockListView work{};
   Output output{};
   Partials partials{};  ///< of items that are parts of a block

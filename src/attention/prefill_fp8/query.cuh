@@ -66,6 +66,13 @@ __device__ __forceinline__ float logit_scale(const Parameters& p, const Item& it
   return scale * (p.q_descale.at(item.block.sequence, item.head) * p.k_descale.at(item.block.sequence, item.head));
 }
 
+[[nodiscard]] __device__ __forceinline__ tiles::VisibleKeys visible_keys(const Parameters& p,
+                                                                         const schedule::RowBlock& block,
+                                                                         const schedule::TokenRange& tokens) {
+  return schedule::token_keys(p.mask, block.kv_len, block.query_len, tokens,
+                              p.span_ends == nullptr ? nullptr : p.span_ends + block.query_begin);
+}
+
 /// The tiles that the rows of each math warpgroup see; one lane a group of rows.
 template <class Traits>
 __device__ __forceinline__ void write_tiles(const Parameters& p, const Item& item, int row_group,
@@ -73,8 +80,7 @@ __device__ __forceinline__ void write_tiles(const Parameters& p, const Item& ite
   const schedule::RowBlock& block = item.block;
   const schedule::TokenRange tokens = schedule::row_tokens(
       p.group, block.query_len, block.first_row + row_group * Traits::kWarpgroupRows, Traits::kWarpgroupRows);
-  const tiles::TileRange range = tiles::tile_range(
-      tiles::visible_keys(p.mask, block.kv_len, block.query_len, tokens.first, tokens.last), Traits::kTile);
+  const tiles::TileRange range = tiles::tile_range(visible_keys(p, block, tokens), Traits::kTile);
   info.tiles[row_group] = {.first = max(static_cast<int>(range.first), block.tile_begin),
                            .full_first = static_cast<int>(range.full_first),
                            .full_last = static_cast<int>(range.full_last),
@@ -115,7 +121,7 @@ __device__ __forceinline__ void load_query(const Parameters& p, const Item& item
     // The softmax wants a positive factor (it scales after the maximum; 0 * -inf is NaN): Q takes the sign.
     const float factor = copysignf(__int_as_float((127 - exponent) << 23), scale);
     if (lane % 4 == 0) {
-      const tiles::KeyRange keys = tiles::visible_keys(p.mask, item.block.kv_len, item.block.query_len, token);
+      const tiles::KeyRange keys = visible_keys(p, item.block, {.first = token, .last = token + 1}).any;
       info.rows[rows + lane / 4] = {.scale = scale == 0.0F ? FLT_MIN : fabsf(scale),
                                     .first_key = static_cast<int>(keys.first),
                                     .last_key = static_cast<int>(keys.last),

@@ -12,13 +12,16 @@ BlockList::BlockList(const BlockShape& shape, const BlockListLimits& limits)
       cuts_(limits.cut_grid),
       counters_(3) {}
 
-void BlockList::schedule(const SequenceLengths& lengths, cudaStream_t stream) {
+void BlockList::schedule(const SequenceLengths& lengths, int min_rows, const int32_t* span_ends, cudaStream_t stream) {
   check(lengths.num_sequences >= 0 && lengths.num_sequences < blocks_before_.size(), "num_sequences ",
         lengths.num_sequences, ": expected 0 ... ", blocks_before_.size() - 1);
+  BlockShape shape = shape_;
+  shape.min_rows = min_rows;
   launch_programmatic(
       quaver_block_list, dim3(1), kBlockListThreads, 0, stream,
-      BlockListParameters{.shape = shape_,
+      BlockListParameters{.shape = shape,
                           .lengths = lengths,
+                          .span_ends = span_ends,
                           .num_kv_heads = limits_.num_kv_heads,
                           .cut_grid = limits_.cut_grid,
                           .blocks_before = blocks_before_.data(),

@@ -16,6 +16,7 @@ inline constexpr int kBlockListThreads = 1024;
 struct BlockListParameters {
   BlockShape shape{};
   SequenceLengths lengths{};
+  const int32_t* span_ends = nullptr;  ///< [T] or null
   int num_kv_heads = 1;
   int cut_grid = 0;  ///< CTAs that parts are made for; 0: blocks are not cut
   int* blocks_before = nullptr;
@@ -85,8 +86,9 @@ inline __device__ RowBlock load_block(const BlockListParameters& p, int index) {
     const int middle = (low + high) / 2;
     (p.blocks_before[middle] <= index ? low : high) = middle;
   }
-  return row_block(p.shape, low, p.lengths.query_start[low], query_len(p, low), p.lengths.seq_lens[low],
-                   index - p.blocks_before[low]);
+  const int begin = p.lengths.query_start[low];
+  return row_block(p.shape, low, begin, query_len(p, low), p.lengths.seq_lens[low], index - p.blocks_before[low],
+                   p.span_ends == nullptr ? nullptr : p.span_ends + begin);
 }
 
 /// Bucket 0 has the longest parts.

@@ -35,7 +35,8 @@ class BlockList {
 
   /// Launches the kernel that fills the list from the lengths on the device. No synchronisation; graph-safe.
   /// Throws Error(kInvalidArgument) for more sequences than the list was made for.
-  void schedule(const SequenceLengths& lengths, cudaStream_t stream);
+  /// `min_rows`: BlockShape's of this step. `span_ends`: [T] on the device (span_ends.h), or null.
+  void schedule(const SequenceLengths& lengths, int min_rows, const int32_t* span_ends, cudaStream_t stream);
 
   [[nodiscard]] BlockListView view() const;
   /// The cut items; their parts take less than max_part_slots(cut_grid) slots.

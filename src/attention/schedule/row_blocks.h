@@ -54,11 +54,24 @@ struct TokenRange {
   return {.first = tiles::row_token(first_row, group), .last = end < query_len ? end : query_len};
 }
 
+/// Keys that query tokens of a sequence see. `span_ends`: [query_len], tiles::visible_keys_in_span()'s span_end of each
+/// of its tokens; null where nothing is in a span.
+[[nodiscard]] QUAVER_HD constexpr tiles::VisibleKeys token_keys(tiles::Mask mask, int kv_len, int query_len,
+                                                                const TokenRange& tokens, const int32_t* span_ends) {
+  if (span_ends == nullptr || tokens.first >= tokens.last) {
+    return tiles::visible_keys(mask, kv_len, query_len, tokens.first, tokens.last);
+  }
+  return tiles::visible_keys_in_spans(mask, kv_len, query_len, tokens.first, tokens.last, span_ends[tokens.first],
+                                      span_ends[tokens.last - 1]);
+}
+
+/// `span_ends`: as token_keys() has them.
 [[nodiscard]] QUAVER_HD constexpr RowBlock row_block(const BlockShape& shape, int sequence, int query_begin,
-                                                     int query_len, int kv_len, int block) {
+                                                     int query_len, int kv_len, int block,
+                                                     const int32_t* span_ends = nullptr) {
   const int first_row = block * shape.block_rows;
   const TokenRange tokens = row_tokens(shape.group, query_len, first_row, shape.block_rows);
-  const tiles::VisibleKeys keys = tiles::visible_keys(shape.mask, kv_len, query_len, tokens.first, tokens.last);
+  const tiles::VisibleKeys keys = token_keys(shape.mask, kv_len, query_len, tokens, span_ends);
   const tiles::TileRange range = tiles::tile_range(keys, shape.kv_tile);
   const tiles::VisibleKeys all = tiles::visible_keys(shape.mask, kv_len, query_len, 0, query_len);
   return {.sequence = sequence,

@@ -154,11 +154,13 @@ WorkList::WorkList(const ScheduleShape& shape, int64_t max_sequences, int grid, 
       cuts_(int64_t{grid} * max_rounds),
       counters_(2) {}
 
-void WorkList::schedule(const ScheduleInput& input, cudaStream_t stream) {
+void WorkList::schedule(const ScheduleInput& input, int max_rows, cudaStream_t stream) {
   check(input.lengths.num_sequences >= 0 && input.lengths.num_sequences < prefix_.size(), "num_sequences ",
         input.lengths.num_sequences, ": expected 0 ... ", prefix_.size() - 1);
+  ScheduleShape shape = shape_;
+  shape.max_rows = max_rows;
   launch_programmatic(quaver_schedule, dim3(1), kThreads, 0, stream,
-                      KernelParameters{.shape = shape_,
+                      KernelParameters{.shape = shape,
                                        .input = input,
                                        .prefix = prefix_.data(),
                                        .records = records_.data(),

@@ -48,8 +48,9 @@ class WorkList {
   WorkList(const ScheduleShape& shape, int64_t max_sequences, int grid, int max_rounds, int64_t max_fixed_slots);
 
   /// Launches the kernel that fills the list from the lengths on the device. No synchronisation; graph-safe.
-  /// Throws Error(kInvalidArgument) for more sequences than the list was made for.
-  void schedule(const ScheduleInput& input, cudaStream_t stream);
+  /// `max_rows`: ScheduleShape's of this step, at most that of the list. Throws Error(kInvalidArgument) for more
+  /// sequences than the list was made for.
+  void schedule(const ScheduleInput& input, int max_rows, cudaStream_t stream);
 
   [[nodiscard]] WorkListView view() const;
   [[nodiscard]] const ScheduleShape& shape() const noexcept { return shape_; }

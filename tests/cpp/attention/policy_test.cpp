@@ -168,8 +168,14 @@ TEST(Policy, SpansWidenSeveralRowsOnly) {
   problem.bidirectional_spans = true;
   EXPECT_EQ(planned(problem).kernel, Kernel::kDecodeFp8);
   problem.max_query_len = 4;
+  EXPECT_EQ(planned(problem).kernel, Kernel::kPrefillFp8);
+  EXPECT_SAYS(planned(problem).reason, "not decode_fp8: bidirectional spans");
+  problem.kv.dtype = KvDtype::kBF16;
   EXPECT_EQ(planned(problem).kernel, Kernel::kGeneral);
-  EXPECT_SAYS(planned(problem).reason, "not prefill_fp8: bidirectional spans");
+  problem.arch = 0;
+  problem.kv.dtype = KvDtype::kE4M3;
+  problem.kernel = Kernel::kCpuEmulated;
+  EXPECT_EQ(planned(problem).kv_tile, tiles::kv_tile(tiles::KernelFamily::kPrefill, problem.kv.head_dim_k));
 }
 
 // B5: in the source system softcap and batch invariance exclude FP8 (S2); here nothing does.

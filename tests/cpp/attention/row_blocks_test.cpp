@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "attention/schedule/sequence_work.h"
 
@@ -45,6 +46,42 @@ TEST(RowBlocks, CoverAllRowsAndTheTilesTheySee) {
               ASSERT_LE(block.first_key, first);
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// With image spans: a block's tiles reach to the end of the span of its last token, and those that need no mask to that
+// of its first one.
+TEST(RowBlocks, SpansReachBeyondTheirTokens) {
+  constexpr int kQueryLen = 300;
+  for (const int span : {1, 7, 64, 150, 400}) {
+    std::vector<int32_t> ends;  // text and spans in turn
+    while (std::ssize(ends) < kQueryLen) {
+      const auto end = static_cast<int32_t>(std::ssize(ends)) + span;
+      for (int t = 0; t < span; ++t) ends.push_back(std::min(end, kQueryLen));
+      for (int t = 0; t < 5; ++t) ends.push_back(static_cast<int32_t>(std::ssize(ends)) + 1);
+    }
+    for (const int window : {0, 100}) {
+      for (const int kv_len : {200, 300, 1000}) {
+        const BlockShape shape{.group = 2, .mask = {.causal = true, .window = window}};
+        for (int b = 0; b < num_row_blocks(shape, kQueryLen); ++b) {
+          const RowBlock block = row_block(shape, 0, 0, kQueryLen, kv_len, b, ends.data());
+          const TokenRange tokens = row_tokens(2, kQueryLen, block.first_row, shape.block_rows);
+          const tiles::VisibleKeys keys = token_keys(shape.mask, kv_len, kQueryLen, tokens, ends.data());
+          tiles::KeyRange any{.first = kv_len, .last = 0};
+          tiles::KeyRange all{.first = 0, .last = kv_len};
+          for (int token = tokens.first; token < tokens.last; ++token) {
+            const tiles::KeyRange own = tiles::visible_keys_in_span(shape.mask, kv_len, kQueryLen, token,
+                                                                    ends[static_cast<size_t>(token)]);
+            if (!own.empty()) any = {.first = std::min(any.first, own.first), .last = std::max(any.last, own.last)};
+            all = {.first = std::max(all.first, own.first), .last = std::min(all.last, own.last)};
+          }
+          ASSERT_EQ(keys.any, any.empty() ? tiles::KeyRange{} : any) << "span " << span << " block " << b;
+          ASSERT_EQ(keys.all, all.empty() ? tiles::KeyRange{} : all) << "span " << span << " block " << b;
+          ASSERT_EQ(block.tile_begin, keys.any.first / 128);
+          ASSERT_EQ(block.tile_end, (keys.any.last + 127) / 128);
         }
       }
     }

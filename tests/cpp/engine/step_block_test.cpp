@@ -77,9 +77,13 @@ TEST(StepBlock, MixedStepArrivesAsItIs) {
   test.build();
   test.step.samples = {{.logit_row = 1, .slot = 4}, {.logit_row = 0, .slot = 7}};
   test.step.feedback = {{.row = 0, .slot = 7}};
+  test.step.batch.span_ids = Ints(39, -1);
+  std::fill_n(test.step.batch.span_ids.begin() + 4, 9, 1);
   const Written written(test);
   const Batch& batch = test.step.batch;
   ASSERT_EQ(written.shape.num_tokens, 39);
+  ASSERT_TRUE(written.shape.spans);
+  EXPECT_EQ(written.read(written.layout.span_ids, 39), batch.span_ids);
   EXPECT_TRUE(written.shape.last_tokens_only);
   EXPECT_EQ(written.read(written.layout.token_ids, 39), batch.token_ids);
   EXPECT_EQ(written.read(written.layout.positions, 39), batch.positions);
@@ -193,8 +197,11 @@ TEST(StepBlock, ArraysDoNotOverlap) {
   std::mt19937 random(3);
   for (int round = 0; round < 200; ++round) {
     const auto any = [&](int most) { return std::uniform_int_distribution<int64_t>(0, most)(random); };
-    const StepShape shape{
-        .num_tokens = any(70), .num_sequences = any(40), .num_logit_rows = any(70), .table_columns = {any(9), any(30)}};
+    const StepShape shape{.num_tokens = any(70),
+                          .num_sequences = any(40),
+                          .num_logit_rows = any(70),
+                          .spans = any(1) == 1,
+                          .table_columns = {any(9), any(30)}};
     const StepLayout layout = step_layout(shape);
     std::vector<std::pair<int64_t, int64_t>> arrays;
     const auto add = [&](int64_t offset, int64_t bytes) {
@@ -214,10 +221,19 @@ TEST(StepBlock, ArraysDoNotOverlap) {
       add(layout.groups[g].first_columns, 4 * shape.num_sequences);
       add(layout.groups[g].table, 4 * shape.num_sequences * shape.table_columns[g]);
     }
+    if (shape.spans) add(layout.span_ids, 4 * shape.num_tokens);
     std::ranges::sort(arrays);
     for (size_t i = 0; i + 1 < arrays.size(); ++i) EXPECT_LE(arrays[i].second, arrays[i + 1].first);
     EXPECT_LE(arrays.back().second, layout.bytes);
   }
+}
+
+TEST(StepBlock, SpanIdsOfSomeTokensAreRefused) {
+  Case test;
+  test.add(9, 9, true);
+  test.build();
+  test.step.batch.span_ids = Ints(8, 0);
+  EXPECT_THROW(Written{test}, Error);
 }
 
 TEST(StepBlock, RefusesListsThatContradictTheBatch) {

@@ -22,7 +22,8 @@ class StepDriver {
 
   struct Sequence {
     int32_t slot = 0;
-    SequencePages pages;
+    SequencePages pages{};
+    std::vector<TokenSpan> spans{};  ///< of the prompt
   };
 
   /// Adds the next tokens of a sequence to `step`; token -1 is fed back. Draws after the last one.
@@ -53,7 +54,12 @@ class StepDriver {
     BatchBuilder builder;
     builder.begin(manager_, step.batch);
     for (size_t i = 0; i < sequences_.size(); ++i) {
-      builder.add(manager_, {.pages = sequences_[i]->pages, .tokens = tokens_[i], .logit_rows = rows_[i]}, step.batch);
+      builder.add(manager_,
+                  {.pages = sequences_[i]->pages,
+                   .tokens = tokens_[i],
+                   .logit_rows = rows_[i],
+                   .spans = sequences_[i]->spans},
+                  step.batch);
     }
     num_tokens_ = num_rows_ = 0;
     tokens_.clear();
