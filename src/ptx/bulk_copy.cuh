@@ -45,10 +45,4 @@ __device__ __forceinline__ void bulk_load(uint32_t destination, const void* sour
       : "memory");
 }
 
-/// PTX ISA "cp.async.bulk.prefetch.L2": a hint that `bytes` (multiple of 16) at `source` (16-byte aligned) are wanted
-/// soon.
-__device__ __forceinline__ void bulk_prefetch(const void* source, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 }  // namespace quaver::ptx

@@ -83,18 +83,18 @@ void launch_each(const RowKernels<Parameters>& kernels, int64_t count, const Par
   launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(count)), shape.threads, 0, stream, parameters);
 }
 
-/// Two rows a CTA, or, as long as each row has an SM of its own, a cluster of two CTAs. `staged`: rows of a token that
-/// come through shared memory (StagedRow).
+/// A CTA for each of two tokens, in a cluster, as long as each token has an SM of its own. Whether it did. `staged`: rows
+/// of a token that come through shared memory (StagedRow).
 template <class Parameters>
-void launch_neighbours(const RowKernels<Parameters>& few, const RowKernels<Parameters>& many, int staged,
-                       const Parameters& parameters, cudaStream_t stream) {
+[[nodiscard]] bool launch_neighbours(const RowKernels<Parameters>& kernels, int staged, const Parameters& parameters,
+                                     cudaStream_t stream) {
+  if (parameters.num_tokens > num_sms()) return false;
   const RowShape shape = row_shape(parameters.columns);
-  const bool is_few = parameters.num_rows <= num_sms();
-  const int cluster = is_few ? 2 : 1;
-  const int64_t ctas = (int64_t{parameters.num_rows} + 1) / 2 * cluster;
-  const int shared = staged * shape.vectors * shape.threads * 16 * (2 / cluster);
-  launch_programmatic((is_few ? few : many).of(shape), dim3(static_cast<unsigned>(ctas)), shape.threads, shared, stream,
-                      parameters, cluster);
+  const int64_t ctas = (int64_t{parameters.num_tokens} + 1) / 2 * 2;
+  const int shared = staged * shape.vectors * shape.threads * 16;
+  launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(ctas)), shape.threads, shared, stream, parameters,
+                      2);
+  return true;
 }
 
 /// Two tokens for the two CTAs of a cluster, as long as each CTA has an SM of its own. Whether it did.
@@ -109,14 +109,14 @@ template <class Parameters>
   return true;
 }
 
-/// Two tokens for one CTA, in as many CTAs as fit, which go on to others. `streams`: rows of a token that the kernel
-/// reads.
+/// Two tokens for one CTA, in as many CTAs as fit, which go on to others. `streams`: rows of a token that are in shared
+/// memory at a time.
 template <class Parameters>
 void launch_pairs(const RowKernels<Parameters>& kernels, int streams, const Parameters& parameters,
                   cudaStream_t stream) {
   const RowShape shape = row_shape(parameters.columns);
   auto* const kernel = kernels.of(shape);
-  const auto shared_bytes = [&](int threads) { return streams * shape.vectors * TwoTokens::kTokens * threads * 16; };
+  const auto shared_bytes = [&](int threads) { return streams * shape.vectors * 2 * threads * 16; };
   const int shared = shared_bytes(shape.threads);
   const int resident = once_a_device(std::pair(kernel, shape.threads), [&](int) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -127,7 +127,7 @@ void launch_pairs(const RowKernels<Parameters>& kernels, int streams, const Para
                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     return ctas;
   });
-  const int64_t ctas = std::min((parameters.num_tokens + 1) / 2, resident * num_sms());
+  const int64_t ctas = std::min((int64_t{parameters.num_tokens} + 1) / 2, resident * num_sms());
   launch_programmatic(kernel, dim3(static_cast<unsigned>(ctas)), shape.threads, shared, stream, parameters);
 }
 

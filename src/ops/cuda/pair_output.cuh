@@ -17,21 +17,21 @@ namespace quaver::device_ops {
 }
 
 /// As row_scale(), of both rows.
-template <int kVectors>
-__device__ __forceinline__ Values<TokenPair> pair_scales(const GemmInput& out, const int (&tokens)[2],
-                                                         const Row<kVectors> (&rows)[2], Scratch<TokenPair>& scratch) {
+template <class Share, int kVectors>
+__device__ __forceinline__ Values<Share> pair_scales(const GemmInput& out, const int (&tokens)[2],
+                                                     const Row<kVectors> (&rows)[2], Scratch<Share>& scratch) {
   if (out.kind == InputKind::kStatic) {
     if (tokens[0] == 0 && threadIdx.x == 0) out.scales[0] = out.static_scale;
     return {out.static_scale, out.static_scale};
   }
-  Values<TokenPair> largest{};
+  Values<Share> largest{};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (const Vector& vector : rows[r].vectors) largest.of[r] = fmaxf(largest.of[r], max_magnitude(vector.values));
   }
   largest = reduce_rows(largest, scratch, Max{});
-  const Values<TokenPair> scale{activation_scale(largest.of[0]), activation_scale(largest.of[1])};
+  const Values<Share> scale{activation_scale(largest.of[0]), activation_scale(largest.of[1])};
   if (threadIdx.x < 2) {
     const bool second = threadIdx.x == 1;
     const int token = second ? tokens[1] : tokens[0];
@@ -41,9 +41,9 @@ __device__ __forceinline__ Values<TokenPair> pair_scales(const GemmInput& out, c
 }
 
 /// As store_row(), for both rows at once, so that whole 32-byte sectors leave a warp.
-template <int kVectors>
+template <class Share, int kVectors>
 __device__ __forceinline__ void store_pair(const GemmInput& out, const int (&tokens)[2], int columns,
-                                           const Row<kVectors> (&rows)[2], Scratch<TokenPair>& scratch) {
+                                           const Row<kVectors> (&rows)[2], Scratch<Share>& scratch) {
   if (out.kind == InputKind::kBf16) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -55,9 +55,9 @@ __device__ __forceinline__ void store_pair(const GemmInput& out, const int (&tok
   const int chunks = static_cast<int>(packed_fp8::num_chunks(columns));
   const int lane_column = static_cast<int>(threadIdx.x % 16) * kVector;
   const int own = threadIdx.x % 2 == 0 ? tokens[0] : tokens[1];
-  Values<TokenPair> inverse{};
+  Values<Share> inverse{};
   if (!blocks) {
-    const Values<TokenPair> scale = pair_scales(out, tokens, rows, scratch);
+    const Values<Share> scale = pair_scales(out, tokens, rows, scratch);
     inverse = {1.0F / scale.of[0], 1.0F / scale.of[1]};
   }
   uint8_t* const packed = out.packed + packed_fp8::packed_offset(max(own, 0), lane_column & ~15, columns);

@@ -43,6 +43,10 @@ template <class Share>
   return chunk_of<Share>(v) * packed_fp8::kChunk + static_cast<int>(threadIdx.x % 16) * kVector;
 }
 
+/// Does a CTA go on to other tokens?
+template <class Share>
+inline constexpr bool kGoesOn = std::is_same_v<Share, TwoTokens> || std::is_same_v<Share, TokenPairs>;
+
 /// The tokens of a CTA, and the one among them that the thread works on.
 template <class Share>
 class TokenLoop {
@@ -57,15 +61,14 @@ class TokenLoop {
   /// 0 or 1 in turn: which scratch memory to use.
   [[nodiscard]] __device__ int parity() const { return parity_; }
   __device__ void advance() {
-    if (!kGoesOn) return;
+    if (!kGoesOn<Share>) return;
     begin_ += gridDim.x * Share::kTokens;
     parity_ ^= 1;
   }
   /// After advance(), for all threads of the CTA alike: there are tokens.
-  [[nodiscard]] __device__ bool more() const { return kGoesOn && begin_ < num_tokens_; }
+  [[nodiscard]] __device__ bool more() const { return kGoesOn<Share> && begin_ < num_tokens_; }
 
  private:
-  static constexpr bool kGoesOn = std::is_same_v<Share, TwoTokens>;
   unsigned begin_;
   unsigned num_tokens_;  // up to INT32_MAX, so that begin_ does not overflow
   int parity_ = 0;
@@ -127,6 +130,14 @@ struct RawRow {
   uint4 vectors[kVectors];
   [[nodiscard]] __device__ Vector get(int v) const { return to_floats(vectors[v]); }
 };
+
+template <int kVectors>
+[[nodiscard]] __device__ __forceinline__ Row<kVectors> to_row(const RawRow<kVectors>& raw) {
+  Row<kVectors> row;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) row.vectors[v] = raw.get(v);
+  return row;
+}
 
 template <int kVectors, class Share>
 [[nodiscard]] __device__ __forceinline__ RawRow<kThreadVectors<kVectors, Share>> load_row(const Bf16* row,
@@ -193,14 +204,6 @@ class RowStream<kVectors, TwoTokens> : public StagedRow<kVectors, TwoTokens> {
   using StagedRow<kVectors, TwoTokens>::StagedRow;
 };
 
-/// Asks L2 for rows of a CTA that begins about when this one ends: memory's time passes before they are wanted.
-template <int kRows>
-__device__ __forceinline__ void prefetch_rows(const Bf16* rows, int64_t first, int num_rows, int columns) {
-  const auto count = static_cast<int>(min(num_rows - first, int64_t{kRows}));
-  if (threadIdx.x != 0 || count <= 0) return;
-  ptx::bulk_prefetch(rows + first * columns, count * columns * static_cast<int>(sizeof(Bf16)));
-}
-
 /// Weights of a norm, which are the same for all tokens; zeros beyond the row. Few tokens: in registers before the
 /// kernel in front has ended, by loads that stay in front of the wait (those of __ldg do not).
 template <int kVectors, class Share>
@@ -220,12 +223,13 @@ class NormWeights {
 };
 
 /// Many tokens: from L1 whenever it is asked for.
-template <int kVectors>
-class NormWeights<kVectors, TokenPair> {
+template <int kVectors, class Share>
+  requires(Share::kRows > 1)
+class NormWeights<kVectors, Share> {
  public:
   __device__ __forceinline__ NormWeights(const float* weights, int columns) : weights_(weights), columns_(columns) {}
   [[nodiscard]] __device__ __forceinline__ Vector get(int v) const {
-    const int column = first_column<TokenPair>(v);
+    const int column = first_column<Share>(v);
     return column < columns_ ? load_constants(weights_ + column) : Vector{};
   }
 
@@ -272,7 +276,7 @@ struct Scratch {
 /// One for each reduction of a token, and others for the next token, so that one barrier a reduction does.
 template <int kReductions, class Share>
 struct Scratches {
-  Scratch<Share> all[std::is_same_v<Share, TwoTokens> ? 2 : 1][kReductions];
+  Scratch<Share> all[kGoesOn<Share> ? 2 : 1][kReductions];
 
   /// Before the first reduction, whose barrier it needs. By all threads of the cluster.
   __device__ __forceinline__ void prepare() {

@@ -23,12 +23,4 @@ inline void bulk_load(uint32_t destination, const void* source, int bytes, uint3
   simt::copy_async(destination, source, bytes, barrier, 0);
 }
 
-/// Reads what would be fetched: it is there.
-inline void bulk_prefetch(const void* source, int bytes) {
-  const auto* const at = static_cast<const volatile uint8_t*>(source);
-  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(source) % 16 != 0)
-    fail(ErrorKind::kInternal, "bulk_prefetch: expected 16-byte alignment");
-  for (int i = 0; i < bytes; i += 16) static_cast<void>(at[i]);
-}
-
 }  // namespace quaver::ptx
