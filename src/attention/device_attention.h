@@ -35,8 +35,8 @@ class DeviceAttention {
   DeviceAttention(const AttentionProblem& problem, const AttentionPlan& plan, const DeviceInfo& device,
                   const DeviceAttentionLimits& limits);
 
-  /// Makes the work list from `args.seq_lens`, `args.query_start`, `args.block_table` and `args.span_ids` (not given: no
-  /// spans) in device memory. (The general kernel has none.)
+  /// Makes the work list from `args.seq_lens`, `args.query_start`, `args.block_table` and `args.span_ids` (not given:
+  /// no spans) in device memory. (The general kernel has none.)
   void schedule(const AttentionArgs& args, cudaStream_t stream);
 
   /// One layer, with the lengths, block table and spans of the last schedule(). Checks what the host can see (shapes,

@@ -115,8 +115,8 @@ struct VisibleKeys {
   return id >= 0 && next == id;
 }
 
-/// visible_keys() of a block under a causal mask with spans. `first_end`, `last_end`: one past the last token of the span
-/// that the block's first and last token are in (of text: one past the token).
+/// visible_keys() of a block under a causal mask with spans. `first_end`, `last_end`: one past the last token of the
+/// span that the block's first and last token are in (of text: one past the token).
 [[nodiscard]] QUAVER_HD constexpr VisibleKeys visible_keys_in_spans(Mask mask, int64_t kv_len, int64_t q_len,
                                                                     int64_t token_first, int64_t token_last,
                                                                     int64_t first_end, int64_t last_end) {

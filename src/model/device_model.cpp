@@ -58,7 +58,6 @@ DeviceModel::DeviceModel(ModelConfig config, DeviceWeights weights, const CacheP
   const int64_t least = options.batch_invariant ? tiles::kMaxDecodeRows + 1 : 1;
   const int64_t longest = std::max(options.max_query_len, least);
   for (const CacheGroup& group : plan.groups) {
-    // Layers of a group are of one kind.
     const bool spans = config_.layers[static_cast<size_t>(group.layers.front())].bidirectional_spans;
     attention_.push_back({.decode = make_attention(group, 1, false, device),
                           .mixed = make_attention(group, longest, spans, device),

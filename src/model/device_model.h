@@ -61,7 +61,7 @@ class DeviceModel {
   struct GroupAttention {
     DeviceAttention decode;
     DeviceAttention mixed;
-    bool spans = false;  ///< its layers widen their masks by image spans
+    bool spans = false;  ///< its layers, all of one kind, widen their masks by image spans
   };
   struct Rope {
     DeviceBuffer<float> frequencies;

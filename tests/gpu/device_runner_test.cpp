@@ -98,9 +98,9 @@ TEST(DeviceRunner, SpansSeeEachOtherAsOnTheCpu) {
   };
   const std::vector<int32_t> prompt = tokens_of(37, 1);
   const std::vector<TokenSpan> images{{2, 11}, {12, 24}};
-  for (const Model& model : {Model{"gemma3_tiny", KvDtype::kBF16, 0.1, 0.5},
-                             Model{"gemma3_tiny", KvDtype::kE4M3, 0.35, 1.2},
-                             Model{"gemma4_tiny", KvDtype::kE4M3, 0.35, 1.2}}) {
+  for (const Model& model :
+       {Model{"gemma3_tiny", KvDtype::kBF16, 0.1, 0.5}, Model{"gemma3_tiny", KvDtype::kE4M3, 0.35, 1.2},
+        Model{"gemma4_tiny", KvDtype::kE4M3, 0.35, 1.2}}) {
     SCOPED_TRACE(std::string(model.name) + " " + std::string(kv_dtype_name(model.dtype)));
     const RunnerOptions options = runner_options(model.dtype);
     const auto logprobs = [&](std::unique_ptr<Runner> runner, size_t chunk, const std::vector<TokenSpan>& spans) {

@@ -114,33 +114,32 @@ TEST_P(PrefillSpans, EveryEdgeOfEveryRow) {
 
 TEST_P(PrefillSpans, MatchFloat64AndRepeatBitwise) {
   const PrefillMode mode = GetParam();
-  const Shape all[] = {
-      {.name = "ragged",
-       .query_lens = {60, 1, 0, 33, 5},
-       .kv_lens = {90, 300, 20, 33, 2},
-       .kv_heads = 2,
-       .group = 3,
-       .page_size = 16,
-       .scales = true,
-       .span_len = 20},
-      {.name = "window",
-       .query_lens = {160, 8},
-       .kv_lens = {200, 100},
-       .group = 2,
-       .window = 100,
-       .softcap = 30.0F,
-       .sinks = true,
-       .descales = true,
-       .span_len = 130},
-      {.name = "one_span", .query_lens = {140}, .kv_lens = {300}, .page_size = 128, .span_len = 4000},
-      {.name = "cut", .query_lens = {20}, .kv_lens = {1500}, .group = 2, .span_len = 15},
-      {.name = "bf16_out",
-       .query_lens = {70, 40},
-       .kv_lens = {129, 40},
-       .group = 4,
-       .page_size = 32,
-       .out = DType::kBF16,
-       .span_len = 30}};
+  const Shape all[] = {{.name = "ragged",
+                        .query_lens = {60, 1, 0, 33, 5},
+                        .kv_lens = {90, 300, 20, 33, 2},
+                        .kv_heads = 2,
+                        .group = 3,
+                        .page_size = 16,
+                        .scales = true,
+                        .span_len = 20},
+                       {.name = "window",
+                        .query_lens = {160, 8},
+                        .kv_lens = {200, 100},
+                        .group = 2,
+                        .window = 100,
+                        .softcap = 30.0F,
+                        .sinks = true,
+                        .descales = true,
+                        .span_len = 130},
+                       {.name = "one_span", .query_lens = {140}, .kv_lens = {300}, .page_size = 128, .span_len = 4000},
+                       {.name = "cut", .query_lens = {20}, .kv_lens = {1500}, .group = 2, .span_len = 15},
+                       {.name = "bf16_out",
+                        .query_lens = {70, 40},
+                        .kv_lens = {129, 40},
+                        .group = 4,
+                        .page_size = 32,
+                        .out = DType::kBF16,
+                        .span_len = 30}};
   uint64_t seed = 40;
   for (const Shape& shape : all) {
     SCOPED_TRACE(shape.name);
@@ -217,11 +216,8 @@ TEST(MixedSpans, SingleTokensStayWithTheDecodeKernel) {
 
 // One kernel object, steps with spans and without, and a graph that is replayed with other spans.
 TEST(MixedSpans, GraphReplaysOtherSpans) {
-  const Case host({.query_lens = {100, 1, 40},
-                   .kv_lens = {300, 50, 40},
-                   .num_q_heads = 4,
-                   .kv = layout(2, 64),
-                   .span_len = 30});
+  const Case host(
+      {.query_lens = {100, 1, 40}, .kv_lens = {300, 50, 40}, .num_q_heads = 4, .kv = layout(2, 64), .span_len = 30});
   DeviceCase device(host);
   const AttentionPlan plan = plan_or_throw(device.problem);
   DeviceAttention attention(device.problem, plan, query_device(0), device.limits());

@@ -23,8 +23,8 @@ class PrefillFp8 {
   /// Throws Error(kInvalidArgument) for more span ids than it was made for.
   void schedule(const AttentionArgs& args, int min_rows, cudaStream_t stream);
 
-  /// One layer, with the lengths and spans of the last schedule(). The caller has checked `args` against the problem; what only
-  /// the device can see is trusted: lengths that fit the block table, page ids inside the pool.
+  /// One layer, with the lengths and spans of the last schedule(). The caller has checked `args` against the problem;
+  /// what only the device can see is trusted: lengths that fit the block table, page ids inside the pool.
   void run(const AttentionArgs& args, cudaStream_t stream);
 
  private:

@@ -1,4 +1,5 @@
-// Where the image span of every query token ends: what schedule() and the prefill kernel need of AttentionArgs::span_ids.
+// Where the image span of every query token ends: what schedule() and the prefill kernel need of
+// AttentionArgs::span_ids.
 #pragma once
 
 #include <cstdint>

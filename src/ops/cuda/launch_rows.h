@@ -83,8 +83,8 @@ void launch_each(const RowKernels<Parameters>& kernels, int64_t count, const Par
   launch_programmatic(kernels.of(shape), dim3(static_cast<unsigned>(count)), shape.threads, 0, stream, parameters);
 }
 
-/// A CTA for each of two tokens, in a cluster, as long as each token has an SM of its own. Whether it did. `staged`: rows
-/// of a token that come through shared memory (StagedRow).
+/// A CTA for each of two tokens, in a cluster, as long as each token has an SM of its own. Whether it did. `staged`:
+/// rows of a token that come through shared memory (StagedRow).
 template <class Parameters>
 [[nodiscard]] bool launch_neighbours(const RowKernels<Parameters>& kernels, int staged, const Parameters& parameters,
                                      cudaStream_t stream) {

@@ -143,8 +143,7 @@ __device__ __forceinline__ void add_normed(const AddNormParameters& p, const int
 
 /// Few tokens.
 template <int kVectors>
-__global__ void __launch_bounds__(max_threads(kVectors))
-    quaver_add_norm(const __grid_constant__ AddNormParameters p) {
+__global__ void __launch_bounds__(max_threads(kVectors)) quaver_add_norm(const __grid_constant__ AddNormParameters p) {
   using Share = TokenOfTwo;
   __shared__ Scratches<3, Share> scratches;
   __shared__ PieceExchange<kVectors> exchange;

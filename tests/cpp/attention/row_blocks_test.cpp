@@ -73,8 +73,8 @@ TEST(RowBlocks, SpansReachBeyondTheirTokens) {
           tiles::KeyRange any{.first = kv_len, .last = 0};
           tiles::KeyRange all{.first = 0, .last = kv_len};
           for (int token = tokens.first; token < tokens.last; ++token) {
-            const tiles::KeyRange own = tiles::visible_keys_in_span(shape.mask, kv_len, kQueryLen, token,
-                                                                    ends[static_cast<size_t>(token)]);
+            const tiles::KeyRange own =
+                tiles::visible_keys_in_span(shape.mask, kv_len, kQueryLen, token, ends[static_cast<size_t>(token)]);
             if (!own.empty()) any = {.first = std::min(any.first, own.first), .last = std::max(any.last, own.last)};
             all = {.first = std::max(all.first, own.first), .last = std::min(all.last, own.last)};
           }

@@ -54,12 +54,10 @@ class StepDriver {
     BatchBuilder builder;
     builder.begin(manager_, step.batch);
     for (size_t i = 0; i < sequences_.size(); ++i) {
-      builder.add(manager_,
-                  {.pages = sequences_[i]->pages,
-                   .tokens = tokens_[i],
-                   .logit_rows = rows_[i],
-                   .spans = sequences_[i]->spans},
-                  step.batch);
+      builder.add(
+          manager_,
+          {.pages = sequences_[i]->pages, .tokens = tokens_[i], .logit_rows = rows_[i], .spans = sequences_[i]->spans},
+          step.batch);
     }
     num_tokens_ = num_rows_ = 0;
     tokens_.clear();
