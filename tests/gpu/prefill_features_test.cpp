@@ -7,11 +7,8 @@
 #include <limits>
 
 #include "attention/cpu/emulated.h"
-#include "core/e4m3.h"
-#include "device_case.h"
 #include "kv_cache/page_format.h"
-#include "testing/metric.h"
-#include "testing/random.h"
+#include "prefill_shape.h"
 
 namespace quaver::testing {
 namespace {
@@ -45,32 +42,22 @@ TEST(PrefillProbes, EveryMaskEdgeOfEveryRow) {
     for (const Edges& e : all) {
       SCOPED_TRACE(concat("d ", head_dim, " ", precision_name(precision), " q ", e.query_len, " kv ", e.kv_len,
                           " window ", e.window));
-      const Case host(
-          {.query_lens = {e.query_len},
-           .kv_lens = {e.kv_len},
-           .num_q_heads = e.group,
-           .kv = layout(1, head_dim, e.page_size),
-           .causal = e.causal,
-           .window = e.window,
-           .out_dtype = DType::kF32,
-           .query = constant(0.25F),
-           .key = constant(0.0F),
-           .value = [dim = head_dim](int, int64_t token, int, int d) { return token % dim == d ? 1.0F : 0.0F; }});
+      const Case host({.query_lens = {e.query_len},
+                       .kv_lens = {e.kv_len},
+                       .num_q_heads = e.group,
+                       .kv = layout(1, head_dim, e.page_size),
+                       .causal = e.causal,
+                       .window = e.window,
+                       .out_dtype = DType::kF32,
+                       .query = constant(0.25F),
+                       .key = constant(0.0F),
+                       .value = one_hot_values(head_dim)});
       DeviceCase device(host);
       const Outputs outputs = run(device, precision);
       for (int token = 0; token < e.query_len; ++token) {
         const tiles::KeyRange keys =
             tiles::visible_keys({.causal = e.causal, .window = e.window}, e.kv_len, e.query_len, token);
-        std::vector<int> counts(static_cast<size_t>(head_dim), 0);
-        for (int64_t key = keys.first; key < keys.last; ++key) ++counts[static_cast<size_t>(key % head_dim)];
-        const auto total = static_cast<float>(std::max<int64_t>(keys.last - keys.first, 1));
-        for (int head = 0; head < e.group; ++head) {
-          const auto row = static_cast<size_t>(token * e.group + head);
-          for (size_t d = 0; d < counts.size(); ++d) {
-            ASSERT_NEAR(outputs.f32[row * counts.size() + d], static_cast<float>(counts[d]) / total, 1e-6F)
-                << "token " << token << " head " << head << " column " << d;
-          }
-        }
+        ASSERT_NO_FATAL_FAILURE(expect_mean_of(outputs, token, e.group, head_dim, keys));
       }
     }
   }

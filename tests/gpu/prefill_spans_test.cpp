@@ -2,9 +2,6 @@
 // single tokens beside them, which stay the decode kernel's.
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <span>
-
 #include "attention/policy.h"
 #include "attention/schedule/span_ends.h"
 #include "prefill_shape.h"
@@ -79,18 +76,17 @@ TEST_P(PrefillSpans, EveryEdgeOfEveryRow) {
   uint64_t seed = 20;
   for (const Edges& e : all) {
     SCOPED_TRACE(concat("q ", e.query_len, " kv ", e.kv_len, " window ", e.window, " spans ", e.span_len));
-    const Case host(
-        {.query_lens = {e.query_len},
-         .kv_lens = {e.kv_len},
-         .num_q_heads = e.group,
-         .kv = layout(1, head_dim, e.page_size),
-         .window = e.window,
-         .span_len = e.span_len,
-         .out_dtype = DType::kF32,
-         .seed = ++seed,
-         .query = [](int, int64_t, int, int) { return 0.25F; },
-         .key = [](int, int64_t, int, int) { return 0.0F; },
-         .value = [dim = head_dim](int, int64_t token, int, int d) { return token % dim == d ? 1.0F : 0.0F; }});
+    const Case host({.query_lens = {e.query_len},
+                     .kv_lens = {e.kv_len},
+                     .num_q_heads = e.group,
+                     .kv = layout(1, head_dim, e.page_size),
+                     .window = e.window,
+                     .span_len = e.span_len,
+                     .out_dtype = DType::kF32,
+                     .seed = ++seed,
+                     .query = [](int, int64_t, int, int) { return 0.25F; },
+                     .key = [](int, int64_t, int, int) { return 0.0F; },
+                     .value = one_hot_values(head_dim)});
     DeviceCase device(host);
     const Outputs outputs = device.run(prefill_plan(device.problem, precision));
     const std::vector<int32_t> ends = ends_of(host.span_ids, host.query_start);
@@ -98,16 +94,7 @@ TEST_P(PrefillSpans, EveryEdgeOfEveryRow) {
       const int64_t position = e.kv_len - e.query_len + token;
       const int64_t first = e.window > 0 ? std::max<int64_t>(0, position - e.window + 1) : 0;
       const int64_t last = std::min<int64_t>(e.kv_len, position - token + ends[static_cast<size_t>(token)]);
-      std::vector<int> counts(static_cast<size_t>(head_dim), 0);
-      for (int64_t key = first; key < last; ++key) ++counts[static_cast<size_t>(key % head_dim)];
-      const auto total = static_cast<float>(std::max<int64_t>(last - first, 1));
-      for (int head = 0; head < e.group; ++head) {
-        const auto row = static_cast<size_t>(token * e.group + head);
-        for (size_t d = 0; d < counts.size(); ++d) {
-          ASSERT_NEAR(outputs.f32[row * counts.size() + d], static_cast<float>(counts[d]) / total, 1e-6F)
-              << "token " << token << " head " << head << " column " << d;
-        }
-      }
+      ASSERT_NO_FATAL_FAILURE(expect_mean_of(outputs, token, e.group, head_dim, {first, last}));
     }
   }
 }

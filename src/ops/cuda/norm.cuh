@@ -53,12 +53,12 @@ template <class Share, int kVectors>
   return result;
 }
 
-/// rms_norm(rows) goes to the GEMM's input; `tokens` of -1 do not.
+/// rms_norm(rows) goes to the GEMM's input; `tokens` of -1 do not. `exchange`: of rows that a CTA has alone.
 template <class Share, int kVectors, class Weights>
 __device__ __forceinline__ void store_normed(const GemmInput& out, const int (&tokens)[Share::kRows], int columns,
                                              Row<kVectors> (&rows)[Share::kRows], const Values<Share>& inverse,
                                              const Weights& weights, int num_rows, Scratch<Share>& scratch,
-                                             PieceExchange<kVectors>* exchange) {
+                                             PieceExchange<kVectors>* exchange = nullptr) {
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const Vector weight = weights.get(v);
@@ -218,8 +218,7 @@ __global__ void __launch_bounds__(kNormThreads<kVectors, TokenPair>, kNormCtas<k
     if (first < p.num_tokens) fetch();
     if (p.next_norm == nullptr) continue;
     const Values<Share> next_inverse = inverse_rms(rows, p.columns, p.eps, scratch[1]);
-    store_normed<Share>(p.out, tokens, p.columns, rows, next_inverse, next_norm, p.num_tokens, scratch[2],
-                        static_cast<PieceExchange<kVectors>*>(nullptr));
+    store_normed<Share>(p.out, tokens, p.columns, rows, next_inverse, next_norm, p.num_tokens, scratch[2]);
   }
 }
 

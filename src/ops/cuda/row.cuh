@@ -9,7 +9,6 @@
 #include "ops/cuda/row_shape.h"
 #include "ptx/async_copy.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/bulk_copy.cuh"
 #include "ptx/cluster.cuh"
 
 namespace quaver::device_ops {

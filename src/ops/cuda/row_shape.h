@@ -43,7 +43,7 @@ struct TokenPair {
   static constexpr int kCtas = 1;
   static constexpr int kRows = 2;
 };
-/// The same, then others; weights are held in registers.
+/// The same, then others.
 struct TokenPairs : TokenPair {};
 /// Two tokens, then others: lanes 0-15 of a warp have the first and lanes 16-31 the second, so that whole 32-byte
 /// sectors of the packed order leave a warp.
