@@ -40,9 +40,9 @@ for step in $steps; do
     sanitize)  # memcheck over every kind of launch; synccheck does not know setmaxnreg and racecheck not mbarriers, so
                # racecheck has the kernels without them: append, page copies, read-back, general, fused ops, sampling
       run memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$tests" \
-        --gtest_filter='DeviceSampling.Every*:DeviceSampling.Cuts*:DeviceSampling.Random*:DeviceWeights.EveryByte*:DeviceLinearBf16.Exact*:OpsGraph.*:OpsQkv.Slots:PackedGemm.Every*:PackedGemm.Rows*:DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
+        --gtest_filter='DeviceSampling.Every*:DeviceSampling.Cuts*:DeviceSampling.Random*:DeviceWeights.EveryByte*:DeviceLinearBf16.Exact*:OpsGraph.*:OpsQkv.Slots:SpanEnds.*:MixedSpans.*:PackedGemm.Every*:PackedGemm.Rows*:DecodeProbes.*:PrefillProbes.*:Append.*:CopyPages.*:ReadBack.*:GeneralProbes.*-*WindowEdge*:*EveryMaskEdge*:*RoutingAndColumns*:DecodeProbes.SmallWeights*'
       run racecheck compute-sanitizer --tool racecheck --error-exitcode 9 "$tests" \
-        --gtest_filter='DeviceSampling.Every*:DeviceSampling.Cuts*:DeviceSampling.Random*:OpsGraph.*:OpsQkv.Slots:Append*:CopyPages.*:ReadBack.*:GeneralProbes.*-*EveryBf16Value*:AppendLimits.*'
+        --gtest_filter='DeviceSampling.Every*:DeviceSampling.Cuts*:DeviceSampling.Random*:OpsGraph.*:OpsQkv.Slots:SpanEnds.*:Append*:CopyPages.*:ReadBack.*:GeneralProbes.*-*EveryBf16Value*:AppendLimits.*'
       ;;
     bench)
       run bench build/cuda/bench/attention/bench_attention --out "$out/decode.json" --commit "$commit" --driver "$driver"
